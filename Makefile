@@ -1,0 +1,60 @@
+PYTHON ?= python3
+BIN := .venv/bin
+PORT ?= 8000
+
+.DEFAULT_GOAL := help
+.PHONY: help env book test run sync serve lint types unit nbval browser clean
+
+help:            ## show this list
+	@echo "make VERB, where VERB is one of:"
+	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+book: env        ## build the book: open _build/html/index.html
+	@$(BIN)/jupyter-book build . -W -n --keep-going --quiet
+	@echo "The book is in _build/html/index.html"
+
+test: env        ## run every check: export, lint, types, unit tests, notebooks, book, browser
+	@$(MAKE) --no-print-directory lint types unit nbval book browser
+
+run: env         ## execute all notebooks, store their outputs, export the package
+	@$(BIN)/python tools/nbs.py run
+
+sync: env        ## tidy the notebooks and export the package
+	@$(BIN)/python tools/nbs.py sync
+
+serve: book      ## build the book and serve it on http://127.0.0.1:8000 (PORT=...)
+	@echo "http://127.0.0.1:$(PORT)/  (Ctrl-C ends it)"
+	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html $(PORT)
+
+lint: env        ## notebooks and package in step, ruff
+	@$(BIN)/python tools/nbs.py check
+	@$(BIN)/ruff check nbs tests tools book
+	@$(BIN)/ruff format --check -q nbs tests tools book || { echo "run: .venv/bin/ruff format nbs tests tools book"; exit 1; }
+
+types: env       ## mypy on the package
+	@$(BIN)/mypy transformer_lit
+
+unit: env        ## unit and property tests
+	@$(BIN)/python -m pytest -q --ignore tests/test_browser.py
+
+nbval: env       ## run all notebooks and compare every output with the stored one
+	@$(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist loadfile --nbval --nbval-current-env --nbval-sanitize-with nbs/sanitize.cfg nbs/[0-9]*.ipynb
+
+browser: env     ## open the built book in headless Chromium
+	@$(BIN)/python -m pytest -q -rs tests/test_browser.py
+
+clean:           ## remove what was built; the environment stays
+	@rm -rf _build book/_build .mypy_cache .ruff_cache .pytest_cache build *.egg-info
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+# The environment is set up once, and again when what it is made from changes.
+env: .venv/stamp
+.venv/stamp: pyproject.toml requirements.lock
+	@test -w . || { echo "make: cannot write to $$PWD; clone into a folder that you own"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "make: no '$(PYTHON)' found; install Python 3.11 or newer, or say make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $$($(PYTHON) --version) is too old; Python 3.11 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make: this Python lacks venv; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@echo "Setting up .venv (a minute or two, 1.5 GB) ..."
+	@$(PYTHON) -m venv --clear .venv
+	@$(BIN)/pip install -q --disable-pip-version-check -c requirements.lock -e ".[dev]"
+	@touch $@

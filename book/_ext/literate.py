@@ -1,0 +1,100 @@
+"""Render nbdev notebooks in a Sphinx book, offline.
+
+* ``#| hide`` and ``#| default_exp`` cells vanish; ``#| echo: false`` hides the source,
+  ``#| code-fold: true`` folds it, ``#| output: false`` drops the output; every other
+  leading ``#| ...`` line is cut from the shown source; exported cells get the CSS class
+  ``tag_export``.  Done on the JSON at ``source-read``, so the file, the download and
+  Colab keep the directives.
+* The repository's address, and with it every Colab, edit and issue link, is read from
+  pyproject.toml.
+* MathJax is copied from the pip package sphinx-mathjax-offline (only what pages load).
+* Sphinx 7.4 emits inline scripts twice (``const`` twice is a JavaScript error).
+"""
+import importlib.util
+import json
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+LINE = re.compile(r"^\s*#\s*\|\s*([\w-]+)\s*:?\s*(.*?)\s*$")
+FALSE = {"false", "no", "0"}
+TAGS = {  # directive -> (tag when true or bare, tag when false)
+    "hide": ("remove-cell", None),
+    "default_exp": ("remove-cell", None),
+    "echo": (None, "remove-input"),
+    "hide_input": ("remove-input", None),
+    "code-fold": ("hide-input", None),
+    "output": (None, "remove-output"),
+    "hide_output": ("remove-output", None),
+    "export": ("export", None),
+    "exports": ("export", None),
+}
+MATHJAX = ["tex-chtml.js", "output/chtml/fonts", "input/tex/extensions", "a11y", "ui",
+           "sre/mathmaps/base.json", "sre/mathmaps/en.json"]
+
+
+def rewrite(nb):
+    # nbdev-clean drops language_info; without it %magics and !commands fail to lex (-W!)
+    nb["metadata"].setdefault("language_info", {"name": "python", "pygments_lexer": "ipython3"})
+    for cell in nb["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        src = cell["source"]
+        lines = src if isinstance(src, list) else src.splitlines(True)
+        tags, n = set(), 0
+        while n < len(lines) and (m := LINE.match(lines[n])):
+            yes, no = TAGS.get(m[1], (None, None))
+            tags.add(no if m[2].lower() in FALSE else yes)
+            n += 1
+        if not n:
+            continue
+        cell["source"] = body = "".join(lines[n:]).lstrip("\n")
+        if not body.strip():
+            tags.add("remove-cell")
+        meta = cell.setdefault("metadata", {})
+        meta["tags"] = list(dict.fromkeys([*meta.get("tags", []), *sorted(tags - {None})]))
+    return nb
+
+
+def repository(app, config):
+    project = tomllib.loads((Path(app.confdir) / "pyproject.toml").read_text(encoding="utf-8"))
+    config.html_theme_options["repository_url"] = project["project"]["urls"]["Repository"]
+    config.release = config.version = project["project"]["version"]
+
+
+def source_read(app, docname, source):
+    if str(app.env.doc2path(docname)).endswith(".ipynb"):
+        source[0] = json.dumps(rewrite(json.loads(source[0])), ensure_ascii=False)
+
+
+def dedupe_inline_scripts(app, pagename, templatename, context, doctree):
+    seen, keep = set(), []
+    for js in context.get("script_files", []):
+        body = js.attributes.get("body") if not js.filename else None
+        if body is None or body not in seen:
+            keep.append(js)
+        seen.add(body)
+    context["script_files"] = keep
+
+
+def copy_mathjax(app, exc):
+    if exc or app.builder.format != "html":
+        return
+    spec = importlib.util.find_spec("sphinx-mathjax-offline")
+    src, dst = Path(spec.origin).parent / "static/mathjax", Path(app.outdir) / "_static/mathjax"
+    for name in MATHJAX:
+        to = dst / name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if (src / name).is_dir():
+            shutil.copytree(src / name, to, dirs_exist_ok=True)
+        else:
+            shutil.copy2(src / name, to)
+
+
+def setup(app):
+    app.connect("config-inited", repository)
+    app.connect("source-read", source_read)
+    app.connect("html-page-context", dedupe_inline_scripts, priority=900)
+    app.connect("build-finished", copy_mathjax)
+    return {"version": "0.1", "parallel_read_safe": True, "parallel_write_safe": True}

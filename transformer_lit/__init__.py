@@ -1,0 +1,1 @@
+"""The Transformer of "Attention Is All You Need", written as a book and exported from it."""
