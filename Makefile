@@ -3,7 +3,7 @@ BIN := .venv/bin
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help env book test run sync serve lint types unit nbval browser clean
+.PHONY: help env book test run sync serve lint types unit nbval browser links clean
 
 help:            ## show this list
 	@echo "make VERB, where VERB is one of:"
@@ -42,6 +42,9 @@ nbval: env       ## run all notebooks and compare every output with the stored o
 
 browser: env     ## open the built book in headless Chromium
 	@$(BIN)/python -m pytest -q -rs tests/test_browser.py
+
+links: env       ## check that links to other sites are alive (needs the network)
+	@$(BIN)/jupyter-book build . --builder linkcheck
 
 clean:           ## remove what was built; the environment stays
 	@rm -rf _build book/_build .mypy_cache .ruff_cache .pytest_cache build *.egg-info

@@ -1,6 +1,6 @@
 """Look after the notebooks: ``python tools/nbs.py VERB [FILE ...]``.
 
-run     execute, store the outputs, then sync
+run     export, execute, store the outputs, then sync
 sync    tidy the notebooks and export them into ``transformer_lit/``
 check   as sync, but fail if that changed anything
 
@@ -79,7 +79,7 @@ def write(path: Path, text: str) -> bool:
 
 def generated() -> dict[Path, str]:
     texts = {p: p.read_text(encoding="utf-8") for p in PACKAGE.glob("*.py")}
-    return {p: text for p, text in texts.items() if text.startswith(GENERATED) or GENERATED in text[:2000]}
+    return {path: text for path, text in texts.items() if GENERATED in text[:2000]}
 
 
 def export() -> bool:
@@ -111,7 +111,7 @@ def main(verb: str, *files: str) -> int:
     if verb not in {"run", "sync", "check"}:
         print(__doc__)
         return 2
-    changed = False
+    changed = export() if verb == "run" else False  # a cell may start its own module as a program
     paths = [Path(f).resolve() for f in files] or notebooks()
     for path in paths:
         nb = nbformat.read(path, as_version=4)

@@ -19,7 +19,7 @@ def use_style() -> None:
         font_manager.fontManager.addfont(font)
     plt.style.use("transformer_lit.book")
 
-# %% ../nbs/00_figures.ipynb #33960ed5
+# %% ../nbs/00_figures.ipynb #60c14d73
 def plot_weights(
     weights: Tensor,  # (t, s), between 0 and 1
     queries=None,  # t labels for the rows
@@ -55,9 +55,7 @@ def plot_weights(
     import matplotlib.pyplot as plt
 
     if weights.dim() != 2:
-        raise ValueError(
-            f"weights must have shape (t, s), not {tuple(weights.shape)}: choose one map"
-        )
+        raise ValueError(f"weights must have shape (t, s), not {tuple(weights.shape)}")
     t, s = weights.shape
     for name, labels, size in (("queries", queries, t), ("keys", keys, s)):
         if labels is not None and len(labels) != size:
@@ -78,7 +76,7 @@ def plot_weights(
                 ax.text(j, i, f"{values[i, j]:.2f}", ha="center", va="center", color=colour, size=8)
     return ax
 
-# %% ../nbs/00_figures.ipynb #e4cccc86
+# %% ../nbs/00_figures.ipynb #a009533d
 def plot_mask(mask: Tensor, queries=None, keys=None, ax=None, title: str = ""):
     """Draw a mask: blue where a query (row) may attend to a key (column).
 
@@ -102,7 +100,7 @@ def plot_mask(mask: Tensor, queries=None, keys=None, ax=None, title: str = ""):
     """
     if mask.dtype != torch.bool:
         raise TypeError(
-            f"a mask is boolean, not {mask.dtype}; write mask.bool() if 1 means 'may attend'"
+            f"a mask is boolean, not {mask.dtype}: write mask.bool() if 1 means may attend"
         )
     ax = plot_weights(mask.float() * 0.75, queries, keys, ax, title)
     t, s = mask.shape

@@ -25,12 +25,17 @@ def merge_heads(x: Float[Tensor, "b h t k"]) -> Float[Tensor, "b t d"]:
     """Put the heads side by side again: the reverse of `split_heads`."""
     return x.transpose(1, 2).flatten(2)
 
-# %% ../nbs/04_multi_head.ipynb #15e76588
+# %% ../nbs/04_multi_head.ipynb #1a6700b1
 class KeyValueCache:
     """The keys and values that an attention layer has already computed.
 
     They lie in buffers that are made larger than needed and double when full, so that adding a
     position copies that position alone. ``length`` is the number of positions held.
+
+    Notes
+    -----
+    The buffers are written in place, which autograd cannot follow: use a cache where no gradients
+    are needed, as in ``torch.inference_mode()``.
     """
 
     def __init__(self) -> None:
@@ -73,7 +78,7 @@ class KeyValueCache:
         if self._key is not None and self._value is not None:
             self._key, self._value = self._key[rows], self._value[rows]
 
-# %% ../nbs/04_multi_head.ipynb #ccb3cac3
+# %% ../nbs/04_multi_head.ipynb #8250f5b1
 class MultiHeadAttention(nn.Module):
     """Attention in ``n_heads`` subspaces at once (section 3.2.2).
 
@@ -160,19 +165,20 @@ class MultiHeadAttention(nn.Module):
             if causal:
                 earlier = causal_mask(query.size(2), key.size(2), query.device)
                 mask = earlier if mask is None else mask & earlier
-            output, self.weights = attention(query, key, value, mask, dropout=dropout)
+            output, weights = attention(query, key, value, mask, dropout=dropout)
+            self.weights = weights.detach()  # else they would keep the whole graph alive
         else:
             output = fused_attention(query, key, value, mask, causal=causal, dropout=dropout)
         return self.out_proj(merge_heads(output))
 
     def _project(self, x: Tensor, first: int, last: int) -> list[Tensor]:
-        """Multiply with rows ``first`` to ``last`` of (W^Q, W^K, W^V); one ``(b, h, t, k)`` each."""
+        """Multiply by rows ``first`` to ``last`` of (W^Q, W^K, W^V), one ``(b, h, t, k)`` each."""
         rows = slice(first * self.d_model, last * self.d_model)
         bias = None if self.in_proj.bias is None else self.in_proj.bias[rows]
         projected = F.linear(x, self.in_proj.weight[rows], bias)
         return [split_heads(y, self.n_heads) for y in projected.split(self.d_model, dim=-1)]
 
-# %% ../nbs/04_multi_head.ipynb #365b1b9a
+# %% ../nbs/04_multi_head.ipynb #73409331
 @contextmanager
 def record_attention(model: nn.Module) -> Iterator[dict[str, MultiHeadAttention]]:
     """Keep the attention weights of every `MultiHeadAttention` in ``model``.
@@ -181,7 +187,7 @@ def record_attention(model: nn.Module) -> Iterator[dict[str, MultiHeadAttention]
     ------
     dict
         Name of the layer in ``model`` -> the layer, whose ``weights`` are those of its last
-        call, of shape ``(b, h, t, s)``.
+        call, of shape ``(b, h, t, s)``, without dropout and detached from the graph.
 
     Examples
     --------

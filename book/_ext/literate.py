@@ -7,15 +7,22 @@
   Colab keep the directives.
 * The repository's address, and with it every Colab, edit and issue link, is read from
   pyproject.toml.
+* In the reference, signatures show shapes in double quotes, as the code has them, and a bare
+  name such as `Encoder` links to what it names, wherever in the package that stands.
 * MathJax is copied from the pip package sphinx-mathjax-offline (only what pages load).
 * Sphinx 7.4 emits inline scripts twice (``const`` twice is a JavaScript error).
 """
+
+import ast
 import importlib.util
 import json
 import re
 import shutil
 import tomllib
 from pathlib import Path
+
+from docutils import nodes
+from sphinx import addnodes
 
 LINE = re.compile(r"^\s*#\s*\|\s*([\w-]+)\s*:?\s*(.*?)\s*$")
 FALSE = {"false", "no", "0"}
@@ -30,8 +37,15 @@ TAGS = {  # directive -> (tag when true or bare, tag when false)
     "export": ("export", None),
     "exports": ("export", None),
 }
-MATHJAX = ["tex-chtml.js", "output/chtml/fonts", "input/tex/extensions", "a11y", "ui",
-           "sre/mathmaps/base.json", "sre/mathmaps/en.json"]
+MATHJAX = [
+    "tex-chtml.js",
+    "output/chtml/fonts",
+    "input/tex/extensions",
+    "a11y",
+    "ui",
+    "sre/mathmaps/base.json",
+    "sre/mathmaps/en.json",
+]
 
 
 def rewrite(nb):
@@ -92,9 +106,30 @@ def copy_mathjax(app, exc):
             shutil.copy2(src / name, to)
 
 
+def polish_reference(app, doctree):
+    """Write ``Float[Tensor, "b t d"]`` as the code has it; drop the base class that all have."""
+    for node in doctree.findall(addnodes.desc_sig_literal_string):
+        text = ast.literal_eval(node.astext())
+        node.children = [nodes.Text(json.dumps(text, ensure_ascii=False))]
+    for node in list(doctree.findall(nodes.paragraph)):
+        if node.astext() == "Bases: object":
+            node.parent.remove(node)
+
+
+def link_names(app, env, node, contnode):
+    """Link a bare name in a docstring to another module's object, if just one is called so."""
+    if node["refdomain"] == "py" and not node.get("refspecific"):
+        node["refspecific"] = True
+        where, kind, name = node["refdoc"], node["reftype"], node["reftarget"]
+        python = env.get_domain("py")
+        return python.resolve_xref(env, where, app.builder, kind, name, node, contnode)
+
+
 def setup(app):
     app.connect("config-inited", repository)
     app.connect("source-read", source_read)
+    app.connect("doctree-read", polish_reference)
+    app.connect("missing-reference", link_names)
     app.connect("html-page-context", dedupe_inline_scripts, priority=900)
     app.connect("build-finished", copy_mathjax)
     return {"version": "0.1", "parallel_read_safe": True, "parallel_write_safe": True}

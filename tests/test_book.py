@@ -1,0 +1,166 @@
+"""What must hold of the notebooks as pages, and of the book built from them in ``_build/html``."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from bs4 import BeautifulSoup
+
+ROOT = Path(__file__).resolve().parent.parent
+HTML = ROOT / "_build" / "html"
+NOTEBOOKS = sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))
+MODULES = sorted(p.stem for p in (ROOT / "transformer_lit").glob("[a-z]*.py"))
+# What the three texts say that this course answers; each id is a row of book/coverage.md.
+IDS = [
+    f"{text}{n:02}" for text, last in (("A", 19), ("B", 18), ("C", 9)) for n in range(1, last + 1)
+]
+built = pytest.mark.skipif(
+    not HTML.is_dir(), reason="no book in _build/html; run `make book` first"
+)
+
+
+def pages() -> list[Path]:
+    return sorted(p for p in HTML.rglob("*.html") if "_static" not in p.relative_to(HTML).parts)
+
+
+@cache
+def soup(page: Path) -> BeautifulSoup:
+    return BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    return {tag["id"] for tag in soup(page).find_all(id=True)}
+
+
+def dead(page: Path, href: str) -> bool:
+    """Return whether an address within the book leads nowhere."""
+    url = urlsplit(href)
+    if url.scheme or url.netloc:
+        return False
+    target = (page.parent / unquote(url.path)).resolve() if url.path else page
+    if not target.is_file():
+        return True
+    fragment = unquote(url.fragment)
+    return bool(fragment) and target.suffix == ".html" and fragment not in anchors(target)
+
+
+def page_of(notebook: Path) -> Path:
+    return HTML / "nbs" / f"{notebook.stem}.html"
+
+
+def cells(notebook: Path) -> list[dict]:
+    return json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+
+
+def squeeze(text: str) -> str:
+    return re.sub(r"\s+", "", text)
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebook(notebook):
+    assert notebook.stat().st_size < 1_000_000, "too heavy for a repository"
+    content = json.loads(notebook.read_text(encoding="utf-8"))
+    assert content["metadata"]["kernelspec"]["name"] == "python3"
+    first = content["cells"][0]
+    assert first["cell_type"] == "markdown"
+    assert re.fullmatch(r"# \S.*", "".join(first["source"])), "the first cell is the title alone"
+    for cell in content["cells"]:
+        kinds = {output["output_type"] for output in cell.get("outputs", [])}
+        assert "error" not in kinds, "".join(cell["source"])
+
+
+@built
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+def test_page_shows_what_is_for_readers(notebook):
+    shown = [tag.get_text() for tag in soup(page_of(notebook)).select("div.cell_input")]
+    assert not [text for text in shown if re.search(r"^\s*#\s*\|", text, re.M)]
+    shown = {squeeze(text) for text in shown}
+    for cell in cells(notebook):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code" and source.startswith("#| hide"):
+            assert squeeze(source.split("\n", 1)[1]) not in shown, source
+        elif source.startswith("#| export"):
+            assert squeeze(source.split("\n", 1)[1]) in shown, source
+
+
+@built
+def test_colab_opens_the_notebook_of_the_page():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    repository = urlsplit(project["urls"]["Repository"]).path
+    for page in pages():
+        found = {a["href"] for a in soup(page).select('a[href*="colab.research.google.com"]')}
+        name = page.relative_to(HTML).with_suffix(".ipynb").as_posix()
+        wanted = f"https://colab.research.google.com/github{repository}/blob/main/{name}"
+        assert found == ({wanted} if name.startswith("nbs/") else set()), page
+
+
+@built
+def test_nothing_is_loaded_from_elsewhere():
+    for page in pages():
+        tags = soup(page).select("[src], link[href], object[data], [srcset], [poster]")
+        loaded = [t.get(a) for t in tags for a in ("src", "data", "srcset", "poster", "href")]
+        assert not [u for u in loaded if u and re.match(r"(?i)(https?:)?//", u)], page
+    for sheet in HTML.rglob("*.css"):
+        text = sheet.read_text(encoding="utf-8")
+        assert not re.search(r"""(?i)(url\(|@import)\s*["']?(https?:)?//""", text), sheet
+
+
+@built
+def test_links_within_the_book_lead_somewhere():
+    links = [(page, a["href"]) for page in pages() for a in soup(page).select("a[href]")]
+    assert not sorted({(str(p.relative_to(HTML)), href) for p, href in links if dead(p, href)})
+
+
+@built
+def test_every_picture_is_described():
+    for page in pages():
+        assert not [img["src"] for img in soup(page).select("main img") if not img.get("alt")], page
+
+
+@built
+def test_every_notebook_and_module_has_its_page():
+    assert not [n.stem for n in NOTEBOOKS if not page_of(n).is_file()]
+    missing = [m for m in MODULES if not (HTML / "book/api" / f"{m}.html").is_file()]
+    assert not missing, "book/api lacks a page for these modules"
+
+
+@built
+def test_coverage_names_every_id_and_links_to_where_it_is_shown():
+    page = HTML / "book" / "coverage.html"
+    rows = [row.find_all("td") for row in soup(page).select("main table tbody tr")]
+    answers = {name: row[-1] for row in rows for name in row[0].get_text().split()}
+    assert sorted(answers) == IDS
+    for name, cell in answers.items():
+        links = [a["href"] for a in cell.find_all("a")]
+        assert links or "to come" in cell.get_text(), f"{name} leads nowhere"
+        assert not [link for link in links if dead(page, link)], name
+        assert all(urlsplit(link).fragment for link in links), f"{name}: link to a section"
+
+
+def test_plain_sphinx_builds_the_book(tmp_path):
+    """Whoever does not want Jupyter Book's command can go on with Sphinx alone."""
+    for name in ("_config.yml", "_toc.yml", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("nbs", "book"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "book" / "_ext")}
+    for command in ("jupyter-book config sphinx .", "sphinx-build -q . _build"):
+        program, *arguments = command.split()
+        run = subprocess.run(
+            [Path(sys.executable).with_name(program), *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert run.returncode == 0, run.stderr
+    assert (tmp_path / "_build/nbs" / f"{NOTEBOOKS[-1].stem}.html").is_file()

@@ -1,0 +1,167 @@
+"""The built book in a real browser: every page, in light and dark, wide and narrow."""
+
+import functools
+import http.server
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+HTML = Path(__file__).resolve().parent.parent / "_build" / "html"
+NAMES = ("chromium", "google-chrome", "chromium-browser", "google-chrome-stable")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+if CHROMIUM is None:
+    pytest.skip("no Chromium on the PATH, so no browser tests", allow_module_level=True)
+if not HTML.is_dir():
+    pytest.skip("no book in _build/html; run `make book` first", allow_module_level=True)
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+# What a page says of itself once MathJax is done: formulas set and in all, TeX left in the text
+# (code aside), and how far the page can be pushed sideways.
+STATE = r"""async () => {
+  await window.MathJax?.startup?.promise;
+  const text = document.querySelector("main")?.cloneNode(true) ?? document.createElement("main");
+  text.querySelectorAll("pre, code, script, mjx-container").forEach(e => e.remove());
+  return {
+    theme: document.documentElement.dataset.theme,
+    formulas: document.querySelectorAll("main .math").length,
+    typeset: document.querySelectorAll("main .math mjx-container").length,
+    errors: document.querySelectorAll("mjx-merror").length,
+    tex: text.textContent.match(/\\[(\[)\]]|\$\$|\\[a-z]{3,}/g) ?? [],
+  };
+}"""
+SIDEWAYS = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture(scope="module")
+def address():
+    handler = functools.partial(Handler, directory=str(HTML))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser, address):
+    """Give a function that opens a tab, and fail if anything went wrong in one of them."""
+    faults, contexts = [], []
+
+    def open_tab(size=WIDE, scheme="light"):
+        contexts.append(browser.new_context(viewport=size, color_scheme=scheme))
+        tab = contexts[-1].new_page()
+
+        def note(*fault):
+            faults.append((tab.url.removeprefix(address), *fault))
+
+        def asked(request):
+            if not request.url.startswith((address, "data:", "blob:")):
+                note("asked another host", request.url)
+
+        tab.on("request", asked)
+        tab.on("requestfailed", lambda r: note("failed", r.url, r.failure))
+        tab.on("response", lambda r: r.status >= 400 and note(r.status, r.url))
+        tab.on("console", lambda m: m.type in ("error", "warning") and note(m.type, m.text))
+        tab.on("pageerror", lambda e: note("page error", str(e)))
+        return tab
+
+    yield open_tab
+    for context in contexts:
+        context.close()
+    assert not faults
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page(visit, address, scheme):
+    tab, wrong = visit(WIDE, scheme), []
+    for path in sorted(HTML.rglob("*.html")):
+        page = path.relative_to(HTML).as_posix()
+        if page.startswith("_static/") or page == "index.html":  # which only leads on
+            continue
+        tab.set_viewport_size(WIDE)
+        tab.goto(address + page)
+        state = tab.evaluate(STATE)
+        wide = tab.evaluate(SIDEWAYS)
+        tab.set_viewport_size(NARROW)
+        narrow = tab.evaluate(SIDEWAYS)
+        if wide > 0 or narrow > 0:
+            wrong.append((page, "goes sideways", wide, narrow))
+        if state["theme"] != scheme:
+            wrong.append((page, "theme", state["theme"]))
+        if state["typeset"] != state["formulas"] or state["errors"] or state["tex"]:
+            wrong.append((page, "formulas", state))
+    assert not wrong
+
+
+def test_front_page(visit, address):
+    tab = visit()
+    tab.goto(address)
+    tab.wait_for_url("**/book/intro.html")
+    tab.locator(".model-map").get_by_text("Cross-attention").click()
+    tab.wait_for_url("**/nbs/07_decoder.html")
+
+
+def test_search(visit, address):
+    tab = visit()
+    tab.goto(address + "book/intro.html")
+    tab.keyboard.press("Control+K")
+    tab.keyboard.type("attention")
+    tab.keyboard.press("Enter")
+    tab.locator('#search-results a[href*="nbs/02_attention.html"]').first.wait_for(timeout=10_000)
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_solution_opens_with_the_keyboard(visit, address, size):
+    tab = visit(size)
+    tab.goto(address + "nbs/02_attention.html")
+    solution = tab.locator("div.solution").first
+    code = solution.locator("pre").first
+    assert not code.is_visible()
+    solution.locator("button").first.focus()
+    tab.keyboard.press("Enter")
+    code.wait_for(state="visible", timeout=5000)
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_theme_switch(visit, address, size):
+    tab = visit(size)
+    tab.goto(address + "book/intro.html")
+    colours = set()
+    for _ in range(3):
+        tab.locator("button.theme-switch-button >> visible=true").click()
+        colours.add(tab.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(colours) == 2, "light and dark look the same"
+
+
+def test_focus_can_be_seen(visit, address):
+    tab = visit()
+    tab.goto(address + "nbs/02_attention.html")
+    for _ in range(12):
+        tab.keyboard.press("Tab")
+        outline = tab.evaluate("parseFloat(getComputedStyle(document.activeElement).outlineWidth)")
+        assert outline >= 2, tab.evaluate("document.activeElement.outerHTML")

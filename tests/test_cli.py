@@ -1,0 +1,175 @@
+"""The command line: what it writes, and what it says when the input is wrong."""
+
+import csv
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from transformer_lit.cli import main
+from transformer_lit.data import date_pairs
+
+SMALL = ["--layers", "1", "--vocab", "300", "--steps", "6", "--max-tokens", "256"]
+
+
+def run(*arguments, stdin=None):
+    """Run a command in this process."""
+    return CliRunner().invoke(main, [str(a) for a in arguments], input=stdin)
+
+
+def refusal(*arguments, stdin=None):
+    """Run a command that must fail with a message, and return the message."""
+    result = run(*arguments, stdin=stdin)
+    assert result.exit_code in (1, 2), result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Return a file of 300 pairs."""
+    path = tmp_path_factory.mktemp("data") / "pairs.tsv"
+    path.write_text("".join(f"{a}\t{b}\n" for a, b in date_pairs(300)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(pairs, tmp_path_factory):
+    """Return the folder of a model that was trained for a few steps."""
+    folder = tmp_path_factory.mktemp("model") / "dates"
+    result = run("train", "--out", folder, "--data", pairs, *SMALL)
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def test_training_leaves_the_documented_files(model):
+    names = {p.name for p in model.iterdir()}
+    assert names == {"config.json", "model.safetensors", "tokenizer.json", "log.csv", "training.pt"}
+    with (model / "log.csv").open() as file:
+        last = list(csv.DictReader(file))[-1]
+    assert last["step"] == "6" and float(last["loss"]) > 0 and float(last["validation"]) > 0
+
+
+def test_one_line_for_each_line_in_order(model):
+    lines = [pair[0] for pair in date_pairs(40, seed=1)]
+    together = run("translate", "--model", model, stdin="\n".join(lines) + "\n").stdout.splitlines()
+    alone = [run("translate", "--model", model, line).stdout.rstrip("\n") for line in lines[:5]]
+    assert len(together) == len(lines)
+    assert together[:5] == alone
+
+
+def test_empty_lines_stay_and_crlf_goes(model):
+    output = run("translate", "--model", model, stdin="May 2026\r\n\r\n  \nMay 2026").stdout
+    lines = output.split("\n")
+    assert len(lines) == 5 and lines[1] == lines[2] == lines[4] == ""
+    assert lines[0] == lines[3]
+
+
+def test_no_input_gives_no_output(model):
+    result = run("translate", "--model", model, stdin="")
+    assert result.exit_code == 0 and result.output == ""
+
+
+def test_evaluate_prints_the_scores_and_the_signature(model, pairs):
+    output = run("evaluate", "--model", model, "--data", pairs, "--beam", "2").output
+    assert "pairs        300" in output and "exact match" in output and "tok:zh" in output
+
+
+def test_resume_goes_on_where_training_stood(model, pairs, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    # the same schedule for both: only the number of steps differs
+    common = ["--data", pairs, *SMALL[:4], "--max-tokens", "256", "--warmup", "2"]
+    run("train", "--out", whole, *common, "--steps", "8")
+    run("train", "--out", parts, *common, "--steps", "5")
+    result = run("train", "--out", parts, *common, "--steps", "8", "--resume")
+    assert "from step 5" in result.output
+    with (parts / "log.csv").open() as file:
+        assert list(csv.DictReader(file))[-1]["step"] == "8"
+
+
+def test_a_model_is_never_overwritten(model, pairs):
+    before = (model / "model.safetensors").read_bytes()
+    assert "--resume" in refusal("train", "--out", model, "--data", pairs, *SMALL)
+    assert (model / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "no sentence pairs"),
+        (b"one\teins\ntwo\n", "line 2 has 1 column"),
+        (b"one\teins\ttoo many\n", "line 1 has 3 columns"),
+        (b"\teins\n", "line 1 has an empty side"),
+        (b"one\t\xff\n", "line 1 is not UTF-8"),
+        (b"one\teins\none\tein\n", "different source sentences"),
+    ],
+)
+def test_bad_files_are_refused_by_name_and_line(tmp_path, content, says):
+    path = tmp_path / "bad.tsv"
+    path.write_bytes(content)
+    message = refusal("train", "--out", tmp_path / "new", "--data", path, *SMALL)
+    assert says in message and "Traceback" not in message
+    assert not (tmp_path / "new").exists()
+
+
+def test_bad_lines_can_be_skipped_and_are_reported(tmp_path, pairs):
+    path = tmp_path / "bad.tsv"
+    path.write_bytes(pairs.read_bytes() + b"only one column\n")
+    result = run("train", "--out", tmp_path / "new", "--data", path, "--skip-bad", *SMALL)
+    assert result.exit_code == 0 and "1 of 301 lines are bad" in result.output
+
+
+def test_missing_files_are_named(tmp_path, model):
+    assert "nowhere.tsv" in refusal("train", "--out", tmp_path / "m", "--data", "nowhere.tsv")
+    assert "nowhere" in refusal("translate", "--model", tmp_path / "nowhere", "May 2026")
+    assert "nowhere.tsv" in refusal("evaluate", "--model", model, "--data", "nowhere.tsv")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_broken_models_are_refused_by_file(model, tmp_path, name):
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / name).write_bytes(b"{]")
+    assert name in refusal("translate", "--model", tmp_path, "May 2026")
+    (tmp_path / name).unlink()
+    assert name in refusal("translate", "--model", tmp_path, "May 2026")
+
+
+def test_input_that_is_not_utf8_is_refused_by_line(model):
+    message = refusal("translate", "--model", model, stdin=b"May 2026\n\xff\xfe\n")
+    assert "line 2 of standard input is not UTF-8" in message
+
+
+def test_numbers_out_of_range_are_refused(tmp_path, model):
+    for option, value in [
+        ("--steps", "0"),
+        ("--vocab", "10"),
+        ("--dropout", "1"),
+        ("--layers", "0"),
+        ("--factor", "0"),
+        ("--preset", "huge"),
+    ]:
+        assert option in refusal("train", "--out", tmp_path / "m", option, value)
+    assert "--beam" in refusal("translate", "--model", model, "--beam", "0", "May 2026")
+    assert "no device" in refusal("translate", "--model", model, "--device", "tpu9", "May 2026")
+
+
+def test_a_sentence_that_fits_no_batch_is_named(tmp_path):
+    path = tmp_path / "long.tsv"
+    path.write_text("short\tkurz\nlonger\tlänger\n" + "word " * 500 + "\tWort\n", encoding="utf-8")
+    message = refusal("train", "--out", tmp_path / "m", "--data", path, *SMALL[:4], "--max-tokens", "64")
+    assert "max_tokens=64" in message
+
+
+def test_the_program_draws_no_bar_into_a_pipe(model):
+    """As a program of its own: bytes out, nothing on standard error, UTF-8 in any locale."""
+    done = subprocess.run(
+        [sys.executable, "-m", "transformer_lit.cli", "translate", "--model", model],
+        input="May 2026\n".encode() * 200,
+        capture_output=True,
+        env=os.environ | {"LC_ALL": "C"},
+        check=True,
+    )
+    assert done.stderr == b"" and len(done.stdout.decode("utf-8").splitlines()) == 200

@@ -1,0 +1,103 @@
+"""The encoder: equal to PyTorch's, and blind to order and padding."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import copy_weights, options
+from oracles import encoder as pytorch_encoder
+from support import close, configs, dtypes, padded_ids, random_tensor, randomise, seeds, sizes
+from torch import nn
+
+from transformer_lit.attention import padding_mask
+from transformer_lit.encoder import Encoder, EncoderLayer
+
+pytorch_like = configs(gated=False, bias=True)
+
+
+def build(config, seed=None, dtype=torch.float32) -> Encoder:
+    """Return the encoder that a configuration describes; with a seed, all of it random."""
+    encoder = Encoder(
+        config.n_layers,
+        config.d_model,
+        config.n_heads,
+        config.d_ff,
+        activation=config.activation,
+        gated=config.gated,
+        norm_first=config.norm_first,
+        bias=config.bias,
+    )
+    return encoder if seed is None else randomise(encoder, seed, dtype)
+
+
+@given(pytorch_like, seeds, dtypes, sizes, sizes, st.booleans())
+def test_layer_equals_pytorch(config, seed, dtype, b, s, training):
+    """F22: in both orders of the norm, padded, in both modes."""
+    layer = build(config, seed, dtype).layers[0].train(training)
+    theirs = copy_weights(layer, nn.TransformerEncoderLayer(**options(config)))
+    ids = padded_ids(seed, b, s, vocab_size=9)
+    x = random_tensor(seed, b, s, config.d_model, dtype=dtype)
+    close(layer(x, padding_mask(ids)), theirs(x, src_key_padding_mask=ids == 0))
+    close(layer(x), theirs(x))
+
+
+@given(pytorch_like, seeds, dtypes, sizes, sizes, st.booleans())
+def test_stack_equals_pytorch(config, seed, dtype, b, s, training):
+    """F22: pre-norm ends with a norm, post-norm does not."""
+    encoder = build(config, seed, dtype).train(training)
+    theirs = copy_weights(encoder, pytorch_encoder(config))
+    ids = padded_ids(seed, b, s, vocab_size=9)
+    x = random_tensor(seed, b, s, config.d_model, dtype=dtype)
+    close(encoder(x, padding_mask(ids)), theirs(x, src_key_padding_mask=ids == 0))
+
+
+@given(configs(), seeds, st.permutations(range(5)))
+def test_order_is_known_by_positions_alone(config, seed, order):
+    """Permuting the input permutes the output."""
+    encoder, x = build(config, seed), random_tensor(seed, 2, 5, config.d_model)
+    close(encoder(x[:, order]), encoder(x)[:, order])
+
+
+@given(configs(), seeds, sizes, sizes)
+def test_padding_has_no_influence(config, seed, s, more):
+    """F10: a sentence alone and the same filled up beside others."""
+    encoder = build(config, seed)
+    x = random_tensor(seed, 3, s + more, config.d_model)
+    mask = torch.arange(s + more)[None] < s
+    close(encoder(x, mask)[:, :s], encoder(x[:, :s]))
+
+
+@given(configs(norm_first=False), seeds)
+def test_post_norm_output_is_normalised(config, seed):
+    """F22: mean 0 and deviation 1 for each token, as it comes from the constructor."""
+    torch.manual_seed(seed)
+    x = random_tensor(seed, 2, 4, 16)
+    output = EncoderLayer(16, config.n_heads if 16 % config.n_heads == 0 else 1, config.d_ff)(x)
+    close(output.mean(-1), torch.zeros(2, 4))
+    torch.testing.assert_close(output.std(-1, correction=0), torch.ones(2, 4), atol=1e-3, rtol=0)
+
+
+def test_pre_norm_output_is_not_normalised():
+    """F22: the stream passes through it untouched."""
+    x = 10 + random_tensor(0, 2, 4, 16)
+    assert (EncoderLayer(16, 2, 32, norm_first=True)(x).mean(-1) > 5).all()
+
+
+def test_layers_share_nothing():
+    """F23: different objects, different values, twice the parameters."""
+    one, two = (Encoder(n, 8, 2, 16) for n in (1, 2))
+    assert sum(p.numel() for p in two.parameters()) == 2 * sum(p.numel() for p in one.parameters())
+    first, second = (dict(layer.named_parameters()) for layer in two.layers)
+    for name in first:
+        assert first[name] is not second[name]
+        if "norm" not in name:
+            assert not first[name].equal(second[name]), f"{name} starts equal"
+
+
+def test_dropout_is_off_in_evaluation():
+    """F31: on the sublayers and on the attention weights."""
+    for option in ("dropout", "attention_dropout"):
+        encoder, x = Encoder(2, 8, 2, 16, **{option: 0.9}), random_tensor(0, 2, 5, 8)
+        torch.manual_seed(0)
+        assert not encoder(x).equal(encoder(x)), option
+        encoder.eval()
+        assert encoder(x).equal(encoder(x)), option

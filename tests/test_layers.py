@@ -1,0 +1,84 @@
+"""Feed-forward network, layer normalisation and residual."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import ACTIVATIONS
+from support import close, dtypes, random_tensor, randomise, seeds, sizes
+
+from transformer_lit.layers import FeedForward, Residual, layer_norm
+
+
+@given(seeds, dtypes, sizes, st.integers(1, 9), st.sampled_from([1e-5, 1e-2, 1.0]), st.booleans())
+def test_layer_norm_equals_pytorch(seed, dtype, b, d, eps, affine):
+    """F21: the large values of eps tell whether it stands under the root."""
+    x = 3 + random_tensor(seed, b, 2, d, dtype=dtype)
+    scale = [random_tensor(seed + i, d, dtype=dtype) for i in (1, 2)] if affine else []
+    close(layer_norm(x, *scale, eps=eps), F.layer_norm(x, (d,), *scale, eps=eps))
+
+
+def test_layer_norm_divides_by_d():
+    """F21: the unbiased deviation would give 1.5."""
+    assert layer_norm(torch.tensor([1.0, 0, 0, 0]))[0].item() == pytest.approx(1.732, abs=1e-3)
+
+
+@given(
+    seeds,
+    dtypes,
+    st.integers(1, 6),
+    st.integers(1, 9),
+    st.sampled_from(list(ACTIVATIONS)),
+    st.booleans(),
+    st.booleans(),
+)
+def test_feed_forward_follows_its_formula(seed, dtype, d, f, activation, gated, bias):
+    """Equation 2 of the paper; gated, the activation is on the gate (Shazeer, 2020)."""
+    network = FeedForward(d, f, activation=activation, gated=gated, bias=bias)
+    randomise(network, seed, dtype)
+    x = random_tensor(seed, 2, 3, d, dtype=dtype)
+
+    def affine(layer, y):
+        product = y @ layer.weight.mT
+        return product + layer.bias if bias else product
+
+    inner, act = affine(network.linear1, x), ACTIVATIONS[activation]
+    inner = act(affine(network.gate, x)) * inner if gated else act(inner)
+    close(network(x), affine(network.linear2, inner))
+    assert (network.linear1.bias is not None) == bias
+
+
+@given(seeds, st.permutations(range(5)))
+def test_feed_forward_treats_each_position_alone(seed, order):
+    """Permuting the positions permutes the output."""
+    network, x = FeedForward(4, 7), random_tensor(seed, 1, 5, 4)
+    close(network(x[:, order]), network(x)[:, order])
+
+
+def test_an_unknown_activation_is_refused():
+    """The message names those that there are."""
+    with pytest.raises(ValueError, match="relu, gelu, silu, not 'tanh'"):
+        FeedForward(4, 8, activation="tanh")
+
+
+@given(seeds, dtypes, sizes, st.integers(1, 6))
+def test_residual_follows_its_formula(seed, dtype, t, d):
+    """F22: post-norm is norm(x + f(x)), pre-norm x + f(norm(x))."""
+    x = random_tensor(seed, 2, t, d, dtype=dtype)
+    post, pre = (
+        randomise(Residual(d, norm_first=norm_first), seed, dtype) for norm_first in (False, True)
+    )
+    close(post(x, torch.sin), post.norm(x + torch.sin(x)))
+    close(pre(x, torch.sin), x + torch.sin(pre.norm(x)))
+    close(post.norm(x), layer_norm(x, post.norm.weight, post.norm.bias))
+
+
+def test_residual_drops_out_what_the_sublayer_adds():
+    """Section 5.4: the stream itself stays whole."""
+    residual = Residual(1000, dropout=0.5, norm_first=True)
+    x = torch.zeros(1, 1, 1000)
+    added = residual(x, torch.ones_like)
+    assert set(added.unique().tolist()) == {0, 2}
+    residual.eval()
+    close(residual(x, torch.ones_like), torch.ones(1, 1, 1000))

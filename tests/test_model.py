@@ -1,0 +1,349 @@
+"""The whole model: equal to PyTorch's, tied, counted, saved and loaded."""
+
+import dataclasses
+import json
+import math
+
+import oracles
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import (
+    close,
+    configs,
+    dtypes,
+    generator,
+    padded_ids,
+    random_ids,
+    random_model,
+    seeds,
+    sizes,
+    source_and_target,
+)
+from torch.utils.flop_counter import FlopCounterMode
+
+from transformer_lit.data import BOS, PAD
+from transformer_lit.model import Transformer, TransformerConfig, count_parameters, flops_per_token
+from transformer_lit.multi_head import record_attention
+
+TINY = TransformerConfig(10, d_model=4, n_heads=2, d_ff=6, n_layers=2, dropout=0.0)
+lengths = st.integers(1, 8)  # the shortest table of learned positions that `configs` draws
+
+
+# What the model computes
+
+
+@given(configs(gated=False, bias=True), seeds, dtypes, sizes, lengths, lengths, st.booleans())
+def test_equals_pytorch(config, seed, dtype, b, s, t, training):
+    """F22, F10: from the embeddings to the logits, padded, in both orders of the norm."""
+    model = random_model(config, seed, dtype).train(training)
+    src, tgt = source_and_target(config, seed, b, s, t)
+    stacks = torch.nn.ModuleDict({"encoder": model.encoder, "decoder": model.decoder})
+    theirs = oracles.copy_weights(stacks.train(training), oracles.transformer(config))
+    expected = theirs(
+        model.src_embedding(src),
+        model.tgt_embedding(tgt),
+        tgt_mask=oracles.future(t),
+        src_key_padding_mask=src == PAD,
+        tgt_key_padding_mask=tgt == PAD,
+        memory_key_padding_mask=src == PAD,
+    )
+    close(model(src, tgt), expected @ model.output.weight.mT)
+
+
+def test_a_longer_neighbour_changes_nothing():
+    """F10: [7, 8] alone, and [7, 8, PAD, PAD] beside a longer sentence."""
+    model, tgt = random_model(TINY, 0), torch.tensor([[BOS, 5]])
+    alone = model(torch.tensor([[7, 8]]), tgt)
+    beside = model(torch.tensor([[7, 8, PAD, PAD], [3, 4, 5, 6]]), tgt.expand(2, -1))
+    close(beside[:1], alone)
+
+
+@given(configs(), seeds, sizes, lengths, lengths, st.integers(0, 2), st.integers(0, 2))
+def test_neighbours_and_padding_change_nothing(config, seed, b, s, t, more_s, more_t):
+    """F10: each sentence alone, cut to its length, has the logits that it has in the batch."""
+    config = dataclasses.replace(config, max_len=12)
+    model = random_model(config, seed)
+    src, tgt = source_and_target(config, seed, b, s, t)
+    filled = [
+        torch.nn.functional.pad(x, (0, n), value=PAD) for x, n in ((src, more_s), (tgt, more_t))
+    ]
+    logits = model(*filled)
+    for row in range(b):
+        own_src, own_tgt = (x[row, x[row] != PAD][None] for x in (src, tgt))
+        close(logits[row, : own_tgt.size(1)], model(own_src, own_tgt)[0])
+
+
+@given(configs(), seeds, lengths, lengths)
+def test_an_empty_source_gives_finite_logits(config, seed, s, t):
+    """F03: a row of padding alone, which no query may attend to, spoils nothing."""
+    model = random_model(config, seed).train()
+    src, tgt = source_and_target(config, seed, 2, s, t)
+    src[1] = PAD
+    logits = model(src, tgt)
+    assert logits.isfinite().all()
+    logits.sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_the_last_target_token_does_not_leak():
+    """F17: decode [3, 4, 5, 6] and [3, 4, 5, 9]."""
+    model, src = random_model(TINY, 0), torch.tensor([[7, 8]])
+    one, other = (model(src, torch.tensor([[3, 4, 5, last]])) for last in (6, 9))
+    close(one[:, :3], other[:, :3])
+    assert not torch.allclose(one[:, 3], other[:, 3])
+
+
+def test_random_tokens_cannot_be_predicted():
+    """F17: trained on them, the loss stays near ln(vocab); with a leak it would fall."""
+    torch.manual_seed(0)
+    config = TransformerConfig(12, d_model=32, n_heads=2, d_ff=32, n_layers=1, dropout=0.0)
+    model, numbers, losses = Transformer(config), generator(0), []
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(150):
+        src, tgt = torch.randint(4, 12, (2, 32, 7), generator=numbers)
+        loss = torch.nn.functional.cross_entropy(
+            model(src, tgt[:, :-1]).flatten(0, 1), tgt[:, 1:].flatten()
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-20:]) / 20 > 0.97 * math.log(8)  # 8 of the 12 tokens occur
+
+
+@given(configs(), seeds, lengths, st.lists(st.integers(1, 3), min_size=1, max_size=4))
+def test_step_by_step_equals_teacher_forced(config, seed, s, pieces):
+    """F17: with the cache, each position from the one before it, at its own place."""
+    config = dataclasses.replace(config, max_len=12)
+    model = random_model(config, seed)
+    src = padded_ids(seed, 2, s, config.vocab_size)
+    tgt = random_ids(seed + 2, 2, sum(pieces), vocab_size=config.target_size)
+    memory, memory_mask = model.encode(src)
+    cache = model.new_cache()
+    parts = [model.decode(part, memory, memory_mask, cache) for part in tgt.split(pieces, dim=1)]
+    close(torch.cat(parts, dim=1), model(src, tgt))
+    for n in range(1, tgt.size(1)):  # and the beginning does not depend on what follows
+        close(model(src, tgt[:, :n]), model(src, tgt)[:, :n])
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_nothing_is_written_to_the_page(norm_first, recwarn, capfd):
+    """F12: no warning, in both modes, with and without padding, forward and backward."""
+    model = Transformer(dataclasses.replace(TINY, dropout=0.1, norm_first=norm_first))
+    padded, full = torch.tensor([[5, 6, PAD], [7, 8, 9]]), torch.tensor([[5, 6, 4], [7, 8, 9]])
+    for training in (True, False):
+        model.train(training)
+        model(padded, padded).sum().backward()
+        with torch.no_grad():
+            model(full, full)
+    assert not recwarn.list
+    assert capfd.readouterr() == ("", "")
+
+
+def test_dropout_is_off_in_evaluation():
+    """F31: of every kind, with p = .9."""
+    src = torch.tensor([[5, 6, 7]])
+    for option in ("dropout", "attention_dropout"):
+        model = Transformer(dataclasses.replace(TINY, **{option: 0.9}))
+        torch.manual_seed(0)
+        assert not model(src, src).equal(model(src, src)), option
+        model.eval()
+        assert model(src, src).equal(model(src, src)), option
+
+
+# How it is built
+
+
+@given(configs(), seeds)
+def test_the_seed_determines_the_weights(config, seed):
+    """Another seed gives others."""
+    models = []
+    for s in (seed, seed, seed + 1):
+        torch.manual_seed(s)
+        models.append(list(Transformer(config).parameters()))
+    for one, same, other in zip(*models, strict=True):
+        assert one.equal(same)
+        assert one.dim() == 1 or not one.equal(other)
+
+
+def test_weights_start_as_described():
+    """Glorot's uniform for each matrix, W^Q, W^K and W^V one by one; 1/d for tables."""
+    torch.manual_seed(0)
+    d, f = 64, 96
+    model = Transformer(TransformerConfig(500, d_model=d, n_heads=4, d_ff=f, n_layers=1))
+    for name, p in model.named_parameters():
+        if name.endswith("bias"):
+            assert (p == 0).all(), name
+        elif name.endswith("norm.weight"):
+            assert (p == 1).all(), name
+        elif name.endswith("tokens.weight"):
+            assert p.std().item() == pytest.approx(d**-0.5, rel=0.05), name
+        else:
+            limit = math.sqrt(6 / (d + f if "feed_forward" in name else 2 * d))
+            for part in p.chunk(3) if "in_proj" in name else [p]:
+                assert limit * 0.98 < part.abs().max() <= limit, name
+
+
+@pytest.mark.parametrize(("tie", "count"), [("all", 40), ("output", 80), ("none", 120)])
+def test_tying_shares_one_matrix(tie, count, tmp_path):
+    """F28: V = 10 and d = 4, before and after it was saved and loaded."""
+    model = Transformer(dataclasses.replace(TINY, tie=tie))
+    model.save(tmp_path)
+    for m in (model, Transformer.load(tmp_path)):
+        tables = m.src_embedding.tokens.weight, m.tgt_embedding.tokens.weight, m.output.weight
+        assert len({id(table) for table in tables}) * 40 == count
+        assert count_parameters(m.config)["embedding"] == count
+
+
+def test_tied_weights_get_the_gradients_of_all_their_uses():
+    """F28: as the sum over three tables that start equal."""
+    tied = Transformer(TINY)
+    untied = Transformer(dataclasses.replace(TINY, tie="none"))
+    untied.load_state_dict(tied.state_dict())
+    src, tgt = source_and_target(TINY, 0, 3, 4, 5)
+    for model in (tied, untied):
+        model(src, tgt).square().sum().backward()
+    tables = untied.src_embedding.tokens, untied.tgt_embedding.tokens, untied.output
+    close(tied.output.weight.grad, sum(table.weight.grad for table in tables))
+
+
+@given(configs())
+def test_parameters_are_counted_right(config):
+    """F23, F28: by kind, from the configuration alone."""
+    real = dict.fromkeys(("embedding", "attention", "feed_forward", "norm"), 0)
+    for name, p in Transformer(config).named_parameters():
+        kind = next((k for k in ("attention", "feed_forward", "norm") if k in name), "embedding")
+        real[kind] += p.numel()
+    assert count_parameters(config) == {**real, "total": sum(real.values())}
+
+
+def test_parameters_of_the_paper():
+    """Table 3: 65 and 213 million, with a vocabulary of 37000; added up here by hand."""
+    base, big = TransformerConfig.base(37_000), TransformerConfig.big(37_000)
+    assert count_parameters(base)["total"] == 63_082_496
+    assert count_parameters(big)["total"] == 214_245_376
+    assert (big.d_model, big.n_heads, big.d_ff, big.dropout) == (1024, 16, 4096, 0.3)
+    assert dataclasses.astuple(base)[2:7] == (512, 8, 2048, 6, 0.1)
+    assert TransformerConfig.tiny(100, n_layers=2).n_layers == 2
+
+
+@given(configs(), st.integers(2, 8))
+def test_operations_are_counted_right(config, length):
+    """As PyTorch counts them while the model runs."""
+    ids = random_ids(0, 1, length, vocab_size=8)
+    model = Transformer(config)
+    with FlopCounterMode(display=False) as counter, record_attention(model):
+        model(ids, ids)
+    flops = flops_per_token(config, length)
+    assert flops.pop("total") == sum(flops.values()) == counter.get_total_flops() / length
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(
+            ({name: value}, name)
+            for name in ("vocab_size", "d_model", "n_heads")
+            for value in (0, -4)
+        ),
+        *(({name: 0}, name) for name in ("d_ff", "n_layers", "max_len")),
+        *(
+            ({name: value}, name)
+            for name in ("dropout", "attention_dropout")
+            for value in (-0.1, 1.0, math.nan)
+        ),
+        ({"d_model": 6, "n_heads": 4}, "d_model=6 must be a multiple of n_heads=4"),
+        ({"tie": "both"}, "tie must be all, output or none"),
+        ({"tgt_vocab_size": 12}, "one vocabulary.*tie='output'"),
+        ({"activation": "tanh"}, "activation must be one of"),
+        ({"positions": "rotary"}, "positions must be one of"),
+        pytest.param(
+            {"tgt_vocab_size": 0, "tie": "output"},
+            "tgt_vocab_size",
+            marks=pytest.mark.xfail(strict=True, reason="tgt_vocab_size is not checked"),
+        ),
+        pytest.param(
+            {"pad": 10},
+            "pad",
+            marks=pytest.mark.xfail(strict=True, reason="pad is not checked"),
+        ),
+    ],
+)
+def test_values_out_of_range_are_refused(options, message):
+    """The message names the value."""
+    with pytest.raises(ValueError, match=message):
+        Transformer(dataclasses.replace(TINY, **options))
+
+
+# How it is saved
+
+
+@settings(max_examples=10)
+@given(config=configs(), seed=seeds)
+def test_a_loaded_model_is_the_saved_one(config, seed, tmp_path_factory):
+    """To the last bit, in evaluation mode."""
+    folder = tmp_path_factory.mktemp("model") / "deeper"
+    model = random_model(config, seed)
+    model.save(folder)
+    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors"]
+    loaded = Transformer.load(folder)
+    assert loaded.config == config and not loaded.training
+    src, tgt = source_and_target(config, seed, 2, 5, 4)
+    assert loaded(src, tgt).equal(model(src, tgt))
+    random_model(config, seed + 1).save(folder)  # over the old one
+    assert not Transformer.load(folder)(src, tgt).equal(model(src, tgt))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_named(name, tmp_path):
+    """And so is the folder."""
+    Transformer(TINY).save(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(FileNotFoundError, match=name):
+        Transformer.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        Transformer.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", b""),
+        ("config.json", b"[1, 2]"),
+        ("config.json", b'{"vocab_size": 10, "colour": "red"}'),
+        ("config.json", b'{"vocab_size": "ten"}'),
+        ("config.json", b'{"vocab_size": 0}'),
+        ("config.json", b"\xff\xfe\x00"),
+        ("model.safetensors", b""),
+        ("model.safetensors", b"not a model"),
+    ],
+)
+def test_a_broken_file_is_named(name, content, tmp_path):
+    """Whatever is wrong with it."""
+    Transformer(TINY).save(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=name):
+        Transformer.load(tmp_path)
+
+
+def test_a_truncated_file_is_named(tmp_path):
+    """As a full disk leaves it."""
+    Transformer(TINY).save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ValueError, match="model.safetensors"):
+        Transformer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"d_model": 8}, {"n_layers": 3}, {"tie": "none"}, {"gated": True}, {"bias": False}]
+)
+def test_files_that_do_not_fit_each_other_are_refused(changes, tmp_path):
+    """The message names what does not fit."""
+    Transformer(TINY).save(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ValueError, match=r"do not fit its configuration: \w+"):
+        Transformer.load(tmp_path)
