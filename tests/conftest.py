@@ -1,7 +1,7 @@
 """What all tests share: checked annotations, hypothesis's profile, one thread."""
 
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from jaxtyping import install_import_hook
 
 # From here on each call of the package is checked against its annotations, so that one that lies
@@ -13,6 +13,7 @@ settings.register_profile(
     derandomize=True,
     deadline=None,
     max_examples=25,
+    phases=[Phase.explicit, Phase.generate],  # shrinking a failure can take minutes
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("course")

@@ -1,5 +1,7 @@
 """Attention: equal to PyTorch's, under every mask, forward and backward."""
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -51,17 +53,17 @@ def test_true_means_may_attend():
         close(attend(zeros, zeros, column(1, 5), mask), [[1.0], [3.0]])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
-def test_a_mask_that_is_not_boolean_is_refused(dtype):
+def test_a_mask_that_is_not_boolean_is_refused():
     """F02: a mask of 0 and 1 that is added to the scores would give 2.69."""
-    mask = torch.tensor([[1, 0]], dtype=dtype)
     query, key, value = torch.zeros(1, 1), torch.zeros(2, 1), column(0, 10)
-    for function, args in [
+    calls = [
         (check_mask, ()),
         (masked_softmax, (query @ key.mT,)),
         (attention, (query, key, value)),
         (fused_attention, (query, key, value)),
-    ]:
+    ]
+    for dtype, (function, args) in product((torch.float32, torch.int64, torch.uint8), calls):
+        mask = torch.tensor([[1, 0]], dtype=dtype)
         with pytest.raises(TypeError, match="a mask must be boolean.*may attend"):
             function(*args, mask)
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-
 from transformer_lit.cli import main
+
 from transformer_lit.data import date_pairs
 
 SMALL = ["--layers", "1", "--vocab", "300", "--steps", "6", "--max-tokens", "256"]
@@ -159,7 +159,9 @@ def test_numbers_out_of_range_are_refused(tmp_path, model):
 def test_a_sentence_that_fits_no_batch_is_named(tmp_path):
     path = tmp_path / "long.tsv"
     path.write_text("short\tkurz\nlonger\tlänger\n" + "word " * 500 + "\tWort\n", encoding="utf-8")
-    message = refusal("train", "--out", tmp_path / "m", "--data", path, *SMALL[:4], "--max-tokens", "64")
+    message = refusal(
+        "train", "--out", tmp_path / "m", "--data", path, *SMALL[:4], "--max-tokens", "64"
+    )
     assert "max_tokens=64" in message
 
 
@@ -167,7 +169,7 @@ def test_the_program_draws_no_bar_into_a_pipe(model):
     """As a program of its own: bytes out, nothing on standard error, UTF-8 in any locale."""
     done = subprocess.run(
         [sys.executable, "-m", "transformer_lit.cli", "translate", "--model", model],
-        input="May 2026\n".encode() * 200,
+        input=b"May 2026\n" * 200,
         capture_output=True,
         env=os.environ | {"LC_ALL": "C"},
         check=True,

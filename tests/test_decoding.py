@@ -338,8 +338,8 @@ def test_early_ends_do_not_stop_the_search(beam, alpha):
     """A model nearly sure of a long sentence: ends with a tiny share must not fill the beam."""
 
     def answer(source, prefix):
-        sure = EOS if len(prefix) == 9 else 3
-        return [-math.inf] * 2 + [math.log(0.97 if t == sure else 0.01) for t in range(2, 6)]
+        end, word, other = (0.97, 0.01, 0.01) if len(prefix) == 9 else (0.02, 0.97, 0.005)
+        return [-math.inf] * 2 + [math.log(p) for p in (end, word, other, other)]
 
     best = beam_search(Scripted(6, answer), torch.tensor([[3]]), beam, alpha=alpha)[0][0]
     assert best.ids == [3] * 9

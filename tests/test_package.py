@@ -8,7 +8,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted(p.stem for p in (ROOT / "transformer_lit").glob("[a-z]*.py"))
-TOOLS = ["nbdev", "fastcore", "IPython", "ipykernel", "jupyter_client", "nbformat", "sphinx", "pytest"]
+TOOLS = [
+    "nbdev",
+    "fastcore",
+    "IPython",
+    "ipykernel",
+    "jupyter_client",
+    "nbformat",
+    "sphinx",
+    "pytest",
+]
 LAZY = ["matplotlib", "babel", "sacrebleu"]  # needed, but not at import
 
 
@@ -40,11 +49,18 @@ def test_the_address_stands_in_one_place():
     """Every address of a repository called transformer-lit is the one in pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     address = project["urls"]["Repository"]
-    files = [*ROOT.glob("*.md"), *ROOT.glob("*.cff"), *ROOT.glob("book/*.md"), *ROOT.glob("nbs/*.ipynb")]
+    files = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("*.cff"),
+        *ROOT.glob("book/*.md"),
+        *ROOT.glob("nbs/*.ipynb"),
+    ]
     found = {
         match
         for file in files
-        for match in re.findall(r"https://github\.com/[\w.-]+/transformer-lit\b", file.read_text("utf-8"))
+        for match in re.findall(
+            r"https://github\.com/[\w.-]+/transformer-lit\b", file.read_text("utf-8")
+        )
     }
     assert found == {address}
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")

@@ -210,6 +210,59 @@ def test_training_learns():
     assert log[-1]["loss"] < log[0]["loss"] - 1
 
 
+# Averaging
+
+
+def test_the_result_is_the_mean_of_the_last_weights():
+    """Section 6.1: the last two multiples of three in eleven steps are 6 and 9."""
+    t = trainer(steps=11, average=2, average_every=3)
+    kept, update = {}, t.update
+
+    def update_and_keep(made):
+        outcome = update(made)
+        kept[t.step] = [p.detach().clone() for p in t.model.parameters()]
+        if t.step < 6:
+            assert t.result is t.model, "the average has not begun"
+        return outcome
+
+    t.update = update_and_keep
+    t.train(progress=False)
+    assert not t.result.training
+    for mean, sixth, ninth in zip(t.result.parameters(), kept[6], kept[9], strict=True):
+        close(mean, (sixth + ninth) / 2)
+    for last, eleventh in zip(t.model.parameters(), kept[11], strict=True):
+        assert last.equal(eleventh)
+
+
+def test_an_average_stays_tied_and_is_what_is_saved(tmp_path):
+    """F28: section 6.1, in the folder that a translator reads."""
+    t = trainer(folder=tmp_path, average=3)
+    t.train(progress=False)
+    assert t.result.output.weight is t.result.src_embedding.tokens.weight
+    loaded = Transformer.load(tmp_path)
+    for one, other in zip(loaded.parameters(), t.result.parameters(), strict=True):
+        assert one.equal(other)
+    assert any(
+        not a.equal(b) for a, b in zip(t.model.parameters(), t.result.parameters(), strict=True)
+    )
+
+
+@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="the average's table does not grow")
+def test_an_average_takes_long_sentences():
+    """F26: the model's table of positions grows while it trains, and the average's must follow."""
+    trainer(average=2, model=dataclasses.replace(TINY, max_len=4)).train(progress=False)
+
+
+@pytest.mark.xfail(strict=True, reason="the old average goes on as part of the new one")
+def test_a_longer_training_averages_its_own_last_weights(tmp_path):
+    """Resumed with more steps: the weights of steps 2 and 3 do not count at step 8."""
+    trainer(folder=tmp_path, steps=3, average=2).train(progress=False)
+    t = trainer(folder=tmp_path, steps=8, average=2)
+    t.resume()
+    t.train(progress=False)
+    assert t.average.n_averaged == 2
+
+
 # Stopping and going on
 
 
@@ -223,12 +276,14 @@ class Killed(Exception):
     killed=st.integers(1, 11),
     save_every=st.integers(1, 5),
     accumulate=st.integers(1, 2),
+    average=st.sampled_from([0, 3]),
 )
 def test_a_resumed_run_ends_as_one_never_stopped(
-    seed, killed, save_every, accumulate, tmp_path_factory
+    seed, killed, save_every, accumulate, average, tmp_path_factory
 ):
     """With the same weights, bit for bit, and the same log."""
     config = {"steps": 12, "save_every": save_every, "accumulate": accumulate, "seed": seed}
+    config |= {"average": average, "average_every": 2}
     whole = trainer(seed, tmp_path_factory.mktemp("whole"), **config)
     whole.train(progress=False)
 
@@ -338,6 +393,8 @@ def test_a_checkpoint_that_cannot_be_used_is_refused(tmp_path):
     ("option", "value"),
     [
         *((name, 0) for name in ("steps", "warmup", "accumulate", "log_every", "save_every")),
+        *(("average", value) for value in (-1, 10_001)),
+        ("average_every", 0),
         ("steps", -1),
         ("label_smoothing", -0.1),
         ("label_smoothing", 1.0),

@@ -13,20 +13,33 @@ from .attention import causal_mask, padding_mask
 from .layers import FeedForward, Residual
 from .multi_head import KeyValueCache, MultiHeadAttention
 
-# %% ../nbs/07_decoder.ipynb #87ec0fef
+# %% ../nbs/07_decoder.ipynb #a182eae2
 def decoder_mask(ids: Int[Tensor, "b t"], pad: int = 0) -> Bool[Tensor, "b 1 t t"]:
     """Join the causal and the padding mask of target ``ids`` (section 3.2.3).
 
     Padding is hidden as a key only; its rows, as queries, stay as they are, since what they
     compute is never used.
+
+    Parameters
+    ----------
+    ids
+        Token ids of shape ``(b, t)``.
+    pad
+        The id of the padding token.
+
+    Returns
+    -------
+    Tensor
+        Boolean, of shape ``(b, 1, t, t)``, so that it broadcasts over heads. True means *may
+        attend*.
     """
     return padding_mask(ids, pad) & causal_mask(ids.size(1), device=ids.device)
 
-# %% ../nbs/07_decoder.ipynb #11c790cb
+# %% ../nbs/07_decoder.ipynb #7eb3b67b
 class LayerCache:
     """What one `DecoderLayer` has computed: keys and values of the target and of the source."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.self_attention = KeyValueCache()
         self.cross_attention = KeyValueCache()
 
@@ -37,7 +50,15 @@ class LayerCache:
 
 
 class DecoderCache:
-    """The `LayerCache` of each layer of a `Decoder`; ``length`` target positions are in it."""
+    """The `LayerCache` of each layer of a `Decoder`.
+
+    It belongs to one batch of sources: for the next batch, take a new one.
+
+    Parameters
+    ----------
+    n_layers
+        Number of layers of the decoder.
+    """
 
     def __init__(self, n_layers: int):
         self.layers = [LayerCache() for _ in range(n_layers)]
@@ -52,7 +73,7 @@ class DecoderCache:
         for layer in self.layers:
             layer.select(rows)
 
-# %% ../nbs/07_decoder.ipynb #1537e07e
+# %% ../nbs/07_decoder.ipynb #372f9026
 class DecoderLayer(nn.Module):
     """Causal self-attention, cross-attention to the source, a feed-forward network (section 3.1).
 
@@ -103,7 +124,7 @@ class DecoderLayer(nn.Module):
         x = self.residual2(x, lambda y: self.cross_attention(y, memory, memory_mask, cache=cross))
         return self.residual3(x, self.feed_forward)
 
-# %% ../nbs/07_decoder.ipynb #593b1056
+# %% ../nbs/07_decoder.ipynb #3ef497f2
 class Decoder(nn.Module):
     """A stack of `DecoderLayer`, each with weights of its own; a last LayerNorm with pre-norm.
 
@@ -148,7 +169,8 @@ class Decoder(nn.Module):
             The encoder's output, of shape ``(b, s, d)``.
         mask
             Boolean, broadcastable to ``(b, h, t, t)``; True means *may attend*. It holds in
-            addition to the causal mask, which always holds.
+            addition to the causal mask, which always holds. With a cache, the last axis counts
+            all positions so far, not the new ones alone.
         memory_mask
             Boolean, broadcastable to ``(b, h, t, s)``: the source's padding mask.
         cache
@@ -158,6 +180,11 @@ class Decoder(nn.Module):
         -------
         Tensor
             Of shape ``(b, t, d)``.
+
+        Raises
+        ------
+        TypeError
+            If a mask is not boolean.
         """
         for i, layer in enumerate(self.layers):
             x = layer(x, memory, mask, memory_mask, cache.layers[i] if cache else None)

@@ -3,7 +3,8 @@
 # %% auto #0
 __all__ = ['Hypothesis', 'log_probabilities', 'check_decoding', 'greedy_search', 'length_penalty', 'beam_search']
 
-# %% ../nbs/12_decoding.ipynb #8fb25c66
+# %% ../nbs/12_decoding.ipynb #588c8c38
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from .data import BOS, EOS, PAD
 from .model import Transformer
 
-# %% ../nbs/12_decoding.ipynb #82a589ac
+# %% ../nbs/12_decoding.ipynb #fb89e905
 class Hypothesis(NamedTuple):
     """A translation found: its ids, without BOS and EOS, and its score."""
 
@@ -22,25 +23,72 @@ class Hypothesis(NamedTuple):
 
 
 def log_probabilities(logits: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
-    """Return log-probabilities of the next token; PAD and BOS, which never come next, have none."""
-    logits = logits.clone()
+    """Return the log-probabilities of the next token.
+
+    PAD and BOS never come next: they get minus infinity, and the others share the 1.
+
+    Parameters
+    ----------
+    logits
+        Of shape ``(b, v)``. They are not changed.
+
+    Returns
+    -------
+    Tensor
+        Of shape ``(b, v)``, in float32 or, for logits in float64, in float64.
+
+    Raises
+    ------
+    FloatingPointError
+        If there is NaN or infinity among the logits, so that there is no likeliest token.
+    """
+    dtype = torch.promote_types(logits.dtype, torch.float32)  # half precision is too rough for sums
+    logits = logits.to(dtype, copy=True)
     logits[:, [PAD, BOS]] = -torch.inf
-    return logits.log_softmax(dim=-1)
+    log_p = logits.log_softmax(dim=-1)
+    if log_p.isnan().any():
+        raise FloatingPointError(
+            "the model's logits hold NaN or infinity, and no token is the likeliest; "
+            "look at its weights and at its loss while it was trained"
+        )
+    return log_p
 
+# %% ../nbs/12_decoding.ipynb #429bad08
+def check_decoding(model: Transformer, src: Tensor, max_len: int | None) -> list[int]:
+    """Return, for each row of ``src``, the most tokens to produce, EOS included.
 
-def check_decoding(model: Transformer, src: Tensor, max_len: int | None) -> int:
-    """Return the most tokens to produce: the source's length plus 50, as in section 6.1, if None."""
+    If ``max_len`` is None, these are 50 more than the row has tokens (section 6.1), padding not
+    counted, so that a sentence's limit does not hang on its batch-mates; or, with learned
+    positions, as many as there are if that is fewer.
+
+    Raises
+    ------
+    ValueError
+        If the model is in training mode or cannot say EOS, or ``src`` or ``max_len`` is not
+        what a search can start from.
+    """
+    config = model.config
     if model.training:
         raise ValueError(
-            "the model is in training mode, in which dropout would spoil the result; call model.eval()"
+            "the model is in training mode, in which dropout would spoil the result; "
+            "call model.eval()"
         )
+    if config.target_size <= EOS:
+        raise ValueError(f"a vocabulary of {config.target_size} has no EOS, whose id is {EOS}")
+    if src.dim() != 2:
+        raise ValueError(
+            f"src must have shape (b, s), not {tuple(src.shape)}; write src[None] for one sentence"
+        )
+    most = config.max_len if config.positions == "learned" else None
     if max_len is None:
-        return src.size(1) + 50
-    if max_len < 1:
-        raise ValueError(f"max_len must be at least 1, not {max_len}")
-    return max_len
+        limits = ((src != config.pad).sum(dim=1) + 50).tolist()
+        return limits if most is None else [min(limit, most) for limit in limits]
+    if max_len < 1 or (most is not None and max_len > most):
+        top = "" if most is None else f" and at most {most}, the positions that were learned"
+        raise ValueError(f"max_len must be at least 1{top}, not {max_len}")
+    return [max_len] * len(src)
 
-# %% ../nbs/12_decoding.ipynb #5cf950fb
+# %% ../nbs/12_decoding.ipynb #8e930808
 @torch.inference_mode()
 def greedy_search(
     model: Transformer, src: Int[Tensor, "b s"], max_len: int | None = None
@@ -52,9 +100,10 @@ def greedy_search(
     model
         In evaluation mode.
     src
-        Source ids, of shape ``(b, s)``.
+        Source ids, of shape ``(b, s)``, filled up with the padding id.
     max_len
-        The most tokens of a translation; by default 50 more than the source has.
+        The most tokens of a translation, EOS included; one that has not ended by then is cut.
+        By default 50 more than its source has.
 
     Returns
     -------
@@ -64,34 +113,38 @@ def greedy_search(
     Raises
     ------
     ValueError
-        If the model is in training mode, or ``max_len`` is less than 1.
+        If the model is in training mode, ``max_len`` is out of its range, or ``src`` is not a
+        batch.
+    FloatingPointError
+        If the model answers with NaN.
     """
-    max_len = check_decoding(model, src, max_len)
+    limits = check_decoding(model, src, max_len)
     memory, memory_mask = model.encode(src)
     cache = model.new_cache()
     ids: list[list[int]] = [[] for _ in src]
     scores = [0.0] * len(src)
-    rows = torch.arange(len(src))  # which sentences are still being written
+    alive = list(range(len(src)))  # which sentences are still being written
     last = torch.full((len(src), 1), BOS, device=src.device)
-    for _ in range(max_len):
+    while alive:
         logits = model.decode(last, memory, memory_mask, cache)[:, -1]
         best, token = log_probabilities(logits).max(dim=-1)
-        for row, t, score in zip(rows.tolist(), token.tolist(), best.tolist()):
-            scores[row] += score
+        going = []  # the rows that go on
+        for i, (sentence, t, log_p) in enumerate(zip(alive, token.tolist(), best.tolist())):
+            scores[sentence] += log_p
             if t != EOS:
-                ids[row].append(t)
-        alive = (token != EOS).nonzero().flatten()
-        if not len(alive):
-            break
-        last = token[alive, None]
-        if len(alive) < len(rows):  # finished sentences leave the batch
-            rows = rows[alive.cpu()]
-            cache.select(alive)
-            memory = memory[alive]
-            memory_mask = None if memory_mask is None else memory_mask[alive]
+                ids[sentence].append(t)
+                if len(ids[sentence]) < limits[sentence]:
+                    going.append(i)
+        last = token[:, None]
+        if len(going) < len(alive):  # finished sentences leave the batch
+            alive = [alive[i] for i in going]
+            rows = torch.tensor(going, dtype=torch.long, device=src.device)
+            cache.select(rows)
+            last, memory = last[rows], memory[rows]
+            memory_mask = None if memory_mask is None else memory_mask[rows]
     return [Hypothesis(*h) for h in zip(ids, scores)]
 
-# %% ../nbs/12_decoding.ipynb #28733c47
+# %% ../nbs/12_decoding.ipynb #3f24eadb
 def length_penalty(length: int, alpha: float) -> float:
     """Return what a sum of log-probabilities is divided by (Wu et al., 2016, equation 14).
 
@@ -105,7 +158,7 @@ def length_penalty(length: int, alpha: float) -> float:
     """
     return ((5 + length) / 6) ** alpha
 
-
+# %% ../nbs/12_decoding.ipynb #d7b7a9fe
 @torch.inference_mode()
 def beam_search(
     model: Transformer,
@@ -118,82 +171,94 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Translate by following the ``beam`` best beginnings side by side (section 6.1).
 
-    A sentence is done when ``beam`` hypotheses have ended. With a beam of 1 this is
-    `greedy_search`.
+    A hypothesis ends when it is among the ``beam`` best of its step and says EOS. A sentence is
+    done when at least ``beam`` of its hypotheses have ended, and none that goes on would, if it
+    ended here, be among the ``n_best``. With a beam of 1 this is `greedy_search`.
 
     Parameters
     ----------
     model
         In evaluation mode.
     src
-        Source ids, of shape ``(b, s)``.
+        Source ids, of shape ``(b, s)``, filled up with the padding id.
     beam
         How many beginnings are kept.
     alpha
         Of the `length_penalty`.
     max_len
-        The most tokens of a translation; by default 50 more than the source has.
+        The most tokens of a translation, EOS included; those that have not ended by then are
+        cut, and compete as they are. By default 50 more than the source has.
     n_best
         How many hypotheses to return for each sentence, at most ``beam``.
 
     Returns
     -------
     list of list of Hypothesis
-        For each row its best hypotheses, best first; the score is the sum of the
-        log-probabilities, EOS included, divided by the length penalty.
+        For each row its best hypotheses, best first; fewer than ``n_best`` only if the model
+        has no more. The score is the sum of the log-probabilities, EOS included, divided by the
+        length penalty.
 
     Raises
     ------
     ValueError
-        If the model is in training mode, or a number is out of its range.
+        If the model is in training mode, a number is out of its range, or ``src`` is not a
+        batch.
+    FloatingPointError
+        If the model answers with NaN.
     """
+    if beam < 1:
+        raise ValueError(f"beam must be at least 1, not {beam}")
     if not 1 <= n_best <= beam:
         raise ValueError(f"n_best must be from 1 to beam={beam}, not {n_best}")
-    max_len = check_decoding(model, src, max_len)
+    limits = check_decoding(model, src, max_len)
     memory, memory_mask = model.encode(src)
     # each sentence takes `beam` neighbouring rows
     memory = memory.repeat_interleave(beam, dim=0)
     memory_mask = None if memory_mask is None else memory_mask.repeat_interleave(beam, dim=0)
     cache = model.new_cache()
     done: list[list[Hypothesis]] = [[] for _ in src]
-    alive = list(range(len(src)))  # sentences still being written
+    alive = list(range(len(src)))  # which sentences are still being written
     prefix = torch.full((len(src), beam, 1), BOS, device=src.device)
     # all beams start equal, so only the first may be continued at the first step
     total = torch.full((len(src), beam), -torch.inf, device=src.device)
     total[:, 0] = 0.0
 
-    for length in range(1, max_len + 1):
+    length = 0
+    while alive:
+        length += 1
         logits = model.decode(prefix[:, :, -1].reshape(-1, 1), memory, memory_mask, cache)[:, -1]
-        candidates = total[:, :, None] + log_probabilities(logits).unflatten(0, (-1, beam))
-        v = candidates.size(-1)
-        # Of 2 * beam candidates at least `beam` do not end, for each beam can end but once.
-        score, flat = candidates.flatten(1).topk(min(2 * beam, beam * v), dim=-1)
-        origin, token = flat // v, flat % v
+        log_p = log_probabilities(logits).unflatten(0, (-1, beam))  # (b, beam, v)
+        candidates = (total[:, :, None] + log_p).flatten(1)  # (b, beam * v)
+        # Each beam can end but once, so that of 2 * beam candidates at least `beam` do not end.
+        total, flat = candidates.topk(2 * beam, dim=-1)
+        origin, token = flat // log_p.size(-1), flat % log_p.size(-1)
         ends = token == EOS
+
         for i, sentence in enumerate(alive):
-            for j in range(beam):
-                if (ends[i, j] or length == max_len) and score[i, j] > -torch.inf:
-                    ids = [*prefix[i, origin[i, j], 1:].tolist(), token[i, j].item()]
-                    penalised = score[i, j].item() / length_penalty(length, alpha)
-                    done[sentence].append(
-                        Hypothesis(ids[: length - 1] if ends[i, j] else ids, penalised)
-                    )
-        keep = [i for i, sentence in enumerate(alive) if len(done[sentence]) < beam]
-        if not keep or length == max_len:
-            break
+            best = zip(total[i].tolist(), origin[i].tolist(), token[i].tolist())
+            for score, j, t in islice(best, beam):
+                if (t == EOS or length == limits[sentence]) and score > -torch.inf:
+                    ids = prefix[i, j, 1:].tolist() + [t] * (t != EOS)
+                    done[sentence].append(Hypothesis(ids, score / length_penalty(length, alpha)))
+            done[sentence].sort(key=lambda h: -h.score)
+
         # of those that do not end, the best `beam` go on
         order = ends.int().argsort(dim=-1, stable=True)[:, :beam]
-        total, origin, token = (x.gather(1, order) for x in (score, origin, token))
-        total = total.masked_fill(token == EOS, -torch.inf)
-        kept = torch.tensor(keep, device=src.device)
-        rows = (kept[:, None] * beam + origin[kept]).flatten()
-        prefix = torch.cat(
-            [prefix.flatten(0, 1)[rows].unflatten(0, (-1, beam)), token[kept][..., None]], dim=-1
-        )
-        total = total[kept]
+        total, origin, token = (x.gather(1, order) for x in (total, origin, token))
+        going = []
+        for i, (sentence, best_total) in enumerate(zip(alive, total[:, 0].tolist())):
+            found, hope = done[sentence], best_total / length_penalty(length, alpha)
+            if best_total == -torch.inf or length == limits[sentence]:
+                continue  # nothing is left, or no room for it
+            if len(found) < beam or hope > found[n_best - 1].score:
+                going.append(i)
+        kept = torch.tensor(going, dtype=torch.long, device=src.device)
+        rows = (kept[:, None] * beam + origin[kept]).flatten()  # of the batch, (len(going) * beam,)
+        total, token = total[kept], token[kept]
+        prefix = torch.cat([prefix[kept[:, None], origin[kept]], token[..., None]], dim=-1)
         cache.select(rows)
-        if len(keep) < len(alive):
-            alive = [alive[i] for i in keep]
+        if len(going) < len(alive):  # finished sentences leave the batch
+            alive = [alive[i] for i in going]
             memory = memory[rows]
             memory_mask = None if memory_mask is None else memory_mask[rows]
-    return [sorted(h, key=lambda x: -x.score)[:n_best] for h in done]
+    return [hypotheses[:n_best] for hypotheses in done]

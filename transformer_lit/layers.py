@@ -69,7 +69,7 @@ class FeedForward(nn.Module):
             return self.linear2(act(self.linear1(x)))
         return self.linear2(act(self.gate(x)) * self.linear1(x))
 
-# %% ../nbs/05_layers.ipynb #a9b019d5
+# %% ../nbs/05_layers.ipynb #d8e4d5c8
 def layer_norm(
     x: Float[Tensor, "*b d"],
     weight: Float[Tensor, " d"] | None = None,
@@ -89,6 +89,11 @@ def layer_norm(
         Learned scale and shift of shape ``(d,)``; 1 and 0 if None.
     eps
         Keeps the root from zero.
+
+    Returns
+    -------
+    Tensor
+        Of shape ``(*b, d)``. A vector whose entries are all equal becomes ``bias``.
     """
     mean = x.mean(dim=-1, keepdim=True)
     variance = (x - mean).square().mean(dim=-1, keepdim=True)

@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['smoothed_cross_entropy', 'token_accuracy', 'learning_rate', 'TrainingConfig', 'Trainer']
 
-# %% ../nbs/10_training.ipynb #c1b6ca87
+# %% ../nbs/10_training.ipynb #e5446039
 import csv
 import dataclasses
 import math
@@ -18,6 +18,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
 from .data import PAD, Batch, TokenBatches
@@ -90,7 +91,7 @@ def learning_rate(step: int, d_model: int, warmup: int = 4000, factor: float = 1
         raise ValueError(f"steps are counted from 1: step={step}, warmup={warmup}")
     return factor * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
 
-# %% ../nbs/10_training.ipynb #7e907de8
+# %% ../nbs/10_training.ipynb #2627fe15
 @dataclass(frozen=True)
 class TrainingConfig:
     """How to train. The defaults are the paper's, but for the number of steps.
@@ -107,6 +108,9 @@ class TrainingConfig:
         Batches whose gradients make up one update.
     clip
         The largest norm of the gradient; 0 does not clip.
+    average, average_every
+        The result is the mean of the weights at the last ``average`` multiples of
+        ``average_every`` steps (section 6.1); with 0, the weights at the last step.
     seed
         Of dropout and of the order of the batches.
     log_every, save_every
@@ -125,24 +129,31 @@ class TrainingConfig:
     label_smoothing: float = 0.1
     accumulate: int = 1
     clip: float = 0.0
+    average: int = 0
+    average_every: int = 1
     seed: int = 0
     log_every: int = 50
     save_every: int = 1000
 
     def __post_init__(self):
-        for name in ("steps", "warmup", "accumulate", "log_every", "save_every"):
+        for name in ("steps", "warmup", "accumulate", "average_every", "log_every", "save_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(
                 f"label_smoothing must be at least 0 and below 1, not {self.label_smoothing}"
             )
+        if not 0 <= self.average * self.average_every <= self.steps:
+            raise ValueError(
+                f"there are no {self.average} weights, one every {self.average_every} steps, to "
+                f"average in {self.steps} steps"
+            )
         if self.factor <= 0 or self.clip < 0:
             raise ValueError(
                 f"factor must be above 0 and clip not below 0, not {self.factor} and {self.clip}"
             )
 
-# %% ../nbs/10_training.ipynb #e2ec6601
+# %% ../nbs/10_training.ipynb #bc1fcf70
 class Trainer:
     """Trains a model, keeps a log, and can stop and go on.
 
@@ -174,10 +185,18 @@ class Trainer:
         self.device = next(model.parameters()).device
         # the learning rate is set anew at each step
         self.optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
+        self.average = AveragedModel(model) if config.average else None
         self.step = self.epoch = self.position = 0  # position: batches of this epoch already used
         self.seconds = 0.0
         self.log: list[dict[str, float]] = []
         torch.manual_seed(config.seed)
+
+    @property
+    def result(self) -> Transformer:
+        """The model to use: the average once it has begun, and the trained model until then."""
+        if self.average is None or not self.average.n_averaged:
+            return self.model
+        return self.average.module
 
     def train(self, progress: bool | None = None) -> list[dict[str, float]]:
         """Train until ``config.steps``, and return the log.
@@ -227,6 +246,7 @@ class Trainer:
                 if save and self.folder is not None:
                     self.save()
         self.model.eval()
+        self.result.eval()
         return self.log
 
     def update(self, batches: list[Batch]) -> tuple[float, int]:
@@ -256,6 +276,10 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
+        if self.average is not None and self.step % config.average_every == 0:
+            newest = config.steps - config.steps % config.average_every
+            if self.step > newest - config.average * config.average_every:
+                self.average.update_parameters(self.model)
         return total * n_tokens, n_tokens
 
     def _stream(self):
@@ -268,15 +292,15 @@ class Trainer:
 
     def _validate(self) -> float:
         assert self.validate is not None
-        self.model.eval()
-        score = self.validate(self.model)
-        self.model.train()
+        model = self.result.eval()
+        score = self.validate(model)
+        model.train()
         return score
 
     def save(self) -> None:
         """Write the model, the log, and all that is needed to go on, each whole or not at all."""
         assert self.folder is not None
-        self.model.save(self.folder)
+        self.result.save(self.folder)
         with (self.folder / "log.csv.new").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(self.log[0]))
             writer.writeheader()
@@ -284,6 +308,7 @@ class Trainer:
         os.replace(self.folder / "log.csv.new", self.folder / "log.csv")
         state = {
             "model": self.model.state_dict(),
+            "average": self.average.state_dict() if self.average is not None else None,
             "optimizer": self.optimizer.state_dict(),
             "random": torch.get_rng_state(),
             "config": dataclasses.asdict(self.config),
@@ -308,6 +333,8 @@ class Trainer:
             state = torch.load(path, map_location=self.device, weights_only=True)
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
+            if self.average is not None:
+                self.average.load_state_dict(state["average"])
         except Exception as error:  # torch raises many kinds
             raise ValueError(f"cannot go on from {path}: {error}") from error
         torch.set_rng_state(state["random"].cpu())

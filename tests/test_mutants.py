@@ -1,0 +1,40 @@
+"""The tests are strong when they catch the wrong version: its test must kill each mutant."""
+
+import inspect
+
+import pytest
+from mutants import find_test, fresh_import, plant
+from mutants.table import MUTANTS
+
+killers = sorted({mutant.killer for mutant in MUTANTS})
+
+
+def run(killer: str, request: pytest.FixtureRequest) -> None:
+    """Run a test as pytest would, with the fixtures that it asks for."""
+    test = find_test(killer)
+    test(**{name: request.getfixturevalue(name) for name in inspect.signature(test).parameters})
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: f"{m.name} <- {m.killer}")
+def test_mutant_is_killed(mutant, request):
+    """A mutant that survives its test fails the run."""
+    with fresh_import():
+        plant(mutant)
+        try:
+            run(mutant.killer, request)
+        except (AssertionError, pytest.fail.Exception):
+            return
+    pytest.fail(f"the mutant {mutant.name!r} survives {mutant.killer}")
+
+
+@pytest.mark.parametrize("killer", killers)
+def test_the_package_itself_survives(killer, request):
+    """It is the fault that kills, and not the way in which it was planted."""
+    with fresh_import():
+        run(killer, request)
+
+
+def test_every_name_is_used_once():
+    """So that a report tells which mutant it is."""
+    names = [mutant.name for mutant in MUTANTS]
+    assert len(set(names)) == len(names)
