@@ -13,8 +13,8 @@ book: env        ## build the book: open _build/html/index.html
 	@$(BIN)/jupyter-book build . -W -n --keep-going --quiet
 	@echo "The book is in _build/html/index.html"
 
-test: env        ## run every check: export, lint, types, unit tests, notebooks, book, browser
-	@$(MAKE) --no-print-directory lint types unit nbval book browser
+test: env        ## run every check: export, lint, types, book, unit tests, notebooks, browser
+	@$(MAKE) --no-print-directory lint types book unit nbval browser
 
 run: env         ## execute all notebooks, store their outputs, export the package
 	@$(BIN)/python tools/nbs.py run
@@ -35,10 +35,10 @@ types: env       ## mypy on the package
 	@$(BIN)/mypy transformer_lit
 
 unit: env        ## unit and property tests
-	@$(BIN)/python -m pytest -q --ignore tests/test_browser.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore tests/test_browser.py
 
 nbval: env       ## run all notebooks and compare every output with the stored one
-	@$(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist loadfile --nbval --nbval-current-env --nbval-sanitize-with nbs/sanitize.cfg nbs/[0-9]*.ipynb
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist loadfile --nbval --nbval-current-env --nbval-sanitize-with nbs/sanitize.cfg nbs/[0-9]*.ipynb
 
 browser: env     ## open the built book in headless Chromium
 	@$(BIN)/python -m pytest -q -rs tests/test_browser.py

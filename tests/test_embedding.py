@@ -13,6 +13,7 @@ from transformer_lit.embedding import (
     LearnedPositions,
     SinusoidalPositions,
     TokenEmbedding,
+    load_vectors,
     sinusoidal_positions,
 )
 
@@ -31,6 +32,46 @@ def test_an_id_out_of_range_is_refused(bad):
     """Rather than some other token's vector."""
     with pytest.raises(IndexError):
         TokenEmbedding(12, 4)(torch.tensor([[1, bad]]))
+
+
+@given(
+    numbers=st.lists(st.lists(st.floats(-9, 9, width=16), min_size=4, max_size=4), min_size=3),
+    header=st.booleans(),
+    crlf=st.booleans(),
+)
+def test_published_vectors_are_loaded(numbers, header, crlf, tmp_path_factory):
+    """Of word2vec and GloVe: the embedding answers with them, and its other rows stay."""
+    words = [f"word{i}" for i in range(len(numbers) - 1)] + [". . ."]  # GloVe has words with spaces
+    lines = [" ".join([word, *map(str, row)]) for word, row in zip(words, numbers, strict=True)]
+    lines = [f"{len(words)} 4"] * header + lines + ["word0 0 0 0 0"]  # the first of two counts
+    path = tmp_path_factory.mktemp("vectors") / "vectors.txt"
+    path.write_bytes("".join(line + "\r\n" * crlf + "\n" * (not crlf) for line in lines).encode())
+
+    tokens = TokenEmbedding(len(words) + 2, 4)
+    before = tokens.weight.clone()
+    wanted = {word: len(words) + 1 - i for i, word in enumerate(words[1:])} | {"word0": 0, "no": 1}
+    assert load_vectors(tokens, path, wanted) == set(words)
+    for word, row in zip(words, numbers, strict=True):
+        close(tokens(torch.tensor([[wanted[word]]]))[0, 0], row)
+    untouched = set(range(len(words) + 2)) - {wanted[word] for word in words}
+    assert all(tokens.weight[i].equal(before[i]) for i in untouched)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a 1 2 3\n", "line 1: 3 numbers, but d_model=4"),
+        ("a 1 2 3 4 5\n", "line 1: 5 numbers, but d_model=4"),
+        ("1 5\na 1 2 3 4 5\n", "line 2: 5 numbers, but d_model=4"),
+        ("a 1 2 3 4\nb 1 2", "line 2: 2 numbers, but d_model=4"),
+    ],
+)
+def test_vectors_of_another_width_are_refused(content, message, tmp_path):
+    """The message names the line; the last one is cut off."""
+    path = tmp_path / "vectors.txt"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_vectors(TokenEmbedding(3, 4), path, {"a": 0, "b": 1})
 
 
 def test_position_one_of_width_four():
@@ -73,6 +114,12 @@ def test_learned_positions_name_their_limit():
     for length, start in [(5, 0), (1, 4)]:
         with pytest.raises(ValueError, match="5 positions.*max_len=4"):
             positions(length, start)
+
+
+def test_learned_positions_start_as_large_as_tokens():
+    """Variance 1 / d."""
+    torch.manual_seed(0)
+    assert LearnedPositions(64, 500).table.std().item() == pytest.approx(64**-0.5, rel=0.05)
 
 
 @given(seeds, st.sampled_from(["sinusoidal", "learned"]), sizes, st.integers(0, 6))

@@ -1,5 +1,6 @@
 """Text in, text out."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -8,9 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import random_model, seeds
 
-from transformer_lit.data import EOS, Tokenizer, date_pairs
+from transformer_lit.data import EOS, PAD, TokenBatches, Tokenizer, date_pairs
 from transformer_lit.model import TransformerConfig
-from transformer_lit.translation import Alignment, Translator, exact_match
+from transformer_lit.training import TrainingConfig
+from transformer_lit.translation import (
+    Alignment,
+    Recipe,
+    Translator,
+    bleu,
+    exact_match,
+    start_training,
+    validation_loss,
+)
 
 SENTENCES = ["28 November 2026", "", "Q3 2000", " ", "Saturday, 1 May 1999", "<pad>", "日"]
 
@@ -40,7 +50,7 @@ def test_translations_come_in_order(seed, sentences, max_tokens, beam):
     own = translator(seed)
     alone = [own.translate([sentence], beam=beam) for sentence in sentences]
     assert [[t] for t in own.translate(sentences, max_tokens=max_tokens, beam=beam)] == alone
-    assert alone[sentences.index("")] == [""]
+    assert alone[sentences.index("")] == alone[sentences.index(" ")] == [""]
 
 
 @pytest.mark.parametrize("beam", [1, 2])
@@ -78,7 +88,7 @@ def test_a_translator_evaluates():
 
 
 @settings(max_examples=10)
-@given(seeds, st.sampled_from([s for s in SENTENCES if s]))
+@given(seeds, st.sampled_from([s for s in SENTENCES if s.strip()]))
 def test_an_alignment_has_a_row_for_each_target_token(seed, sentence):
     """And a column for each source token, ends of sentence included; rows add up to 1."""
     own = translator(seed)
@@ -92,9 +102,10 @@ def test_an_alignment_has_a_row_for_each_target_token(seed, sentence):
 
 
 def test_nothing_cannot_be_aligned():
-    """An empty sentence has no tokens."""
-    with pytest.raises(ValueError, match="empty sentence"):
-        translator().align("")
+    """Nor can space."""
+    for sentence in ("", " "):
+        with pytest.raises(ValueError, match="empty sentence"):
+            translator().align(sentence)
 
 
 def test_a_loaded_translator_is_the_saved_one(tmp_path):
@@ -115,7 +126,7 @@ def test_a_loaded_translator_is_the_saved_one(tmp_path):
 def test_a_tokeniser_larger_than_the_model_is_refused():
     """Its ids would be out of range."""
     large = Tokenizer.train((text for pair in date_pairs(100) for text in pair), 270)
-    with pytest.raises(ValueError, match="270 tokens, but the model only 260"):
+    with pytest.raises(ValueError, match="270 tokens.*260"):
         Translator(translator().model, large)
 
 
@@ -126,3 +137,66 @@ def test_exact_match_in_per_cent():
     for hypotheses, references in [([], []), (["a"], []), (["a"], ["a", "b"])]:
         with pytest.raises(ValueError, match=f"{len(hypotheses)} hyp.*{len(references)} ref"):
             exact_match(hypotheses, references)
+
+
+def test_bleu_counts_words_or_characters():
+    """As the references are written."""
+    for text in ("the cat sat on the mat", "我今天看见了一只猫"):
+        assert bleu([text], [text])[0] == pytest.approx(100)
+    assert "tok:13a" in bleu(["a b c d"], ["a b c d"])[1]
+    assert "tok:zh" in bleu(["日"], ["日"])[1]
+    score = bleu(["the cat sat on the hat"], ["the cat sat on the mat"])[0]
+    assert score == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
+    with pytest.raises(ValueError, match="0 hypotheses with 1 references"):
+        bleu([], ["a"])
+
+
+# Training
+
+
+RECIPE = Recipe(
+    model={"d_model": 8, "n_heads": 2, "d_ff": 8, "n_layers": 1},
+    vocab_size=300,
+    max_tokens=200,
+    training=TrainingConfig(steps=4, warmup=2, save_every=2, average=2),
+)
+
+
+def test_validation_loss_is_the_mean_over_all_tokens():
+    """F36: whatever the batches, and without label smoothing."""
+    model, pairs = translator().model, date_pairs(20)
+    losses = [
+        validation_loss(model, TokenBatches(pairs, tokenizer(), max_tokens))
+        for max_tokens in (50, 5000)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    [batch] = TokenBatches(pairs, tokenizer(), 5000).epoch()
+    logits = model(batch.src, batch.tgt_in).flatten(0, 1)
+    right = torch.nn.functional.cross_entropy(logits, batch.gold.flatten(), ignore_index=PAD)
+    assert losses[1] == pytest.approx(right.item(), rel=1e-5)
+
+
+def test_a_run_can_be_started_and_taken_up(tmp_path):
+    """It ends as one never stopped; its folder is a translator's; it is not overwritten."""
+    pairs = date_pairs(60)
+    whole, _ = start_training(RECIPE, pairs[10:], pairs[:10])
+    whole.train(progress=False)
+    stopped, own = start_training(RECIPE, pairs[10:], pairs[:10], folder=tmp_path, resume=True)
+    stopped.config = replace(RECIPE.training, steps=2)
+    stopped.train(progress=False)
+    with pytest.raises(FileExistsError, match="resume"):
+        start_training(RECIPE, pairs, folder=tmp_path)
+    resumed, same = start_training(RECIPE, pairs[10:], pairs[:10], folder=tmp_path, resume=True)
+    assert resumed.step == 2 and same.bpe.to_str() == own.bpe.to_str()
+    resumed.train(progress=False)
+    for one, other in zip(resumed.result.parameters(), whole.result.parameters(), strict=True):
+        assert one.equal(other)
+    assert resumed.log[-1]["validation"] > 0
+    assert len(Translator.load(tmp_path).translate(["a", "b"])) == 2
+
+
+def test_nothing_cannot_be_trained_on(tmp_path):
+    """Nor is a folder begun."""
+    with pytest.raises(ValueError, match="no sentence pairs"):
+        start_training(RECIPE, [], folder=tmp_path / "new")
+    assert not (tmp_path / "new").exists()

@@ -106,6 +106,13 @@ def copy_mathjax(app, exc):
             shutil.copy2(src / name, to)
 
 
+def shorten_signature(app, what, name, obj, options, signature, returns):
+    """Write defaults that are objects as ``Name(...)``; a factory's could not even be parsed."""
+    if signature:
+        signature = re.sub(r"= (\w+)\([^()]+\)", r"= \1(...)", signature)
+        return signature.replace("<factory>", "..."), returns
+
+
 def polish_reference(app, doctree):
     """Write ``Float[Tensor, "b t d"]`` as the code has it; drop the base class that all have."""
     for node in doctree.findall(addnodes.desc_sig_literal_string):
@@ -128,6 +135,7 @@ def link_names(app, env, node, contnode):
 def setup(app):
     app.connect("config-inited", repository)
     app.connect("source-read", source_read)
+    app.connect("autodoc-process-signature", shorten_signature)
     app.connect("doctree-read", polish_reference)
     app.connect("missing-reference", link_names)
     app.connect("html-page-context", dedupe_inline_scripts, priority=900)

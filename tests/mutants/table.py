@@ -116,6 +116,13 @@ EMBEDDING = [
         "test_model.test_step_by_step_equals_teacher_forced",
     ),
     Mutant(
+        "published vectors scaled twice",
+        "embedding",
+        "= vector / math.sqrt(width)",
+        "= vector",
+        "test_embedding.test_published_vectors_are_loaded",
+    ),
+    Mutant(
         "embedding dropout left out",
         "embedding",
         "return self.dropout(self.tokens(ids)",
@@ -466,6 +473,13 @@ TRAINING = [
         "test_training.test_the_trainer_follows_the_schedule",
     ),
     Mutant(
+        "first batch of later epochs skipped",
+        "training",
+        "self.epoch, self.position = self.epoch + 1, 0",
+        "self.epoch, self.position = self.epoch + 1, 1",
+        "test_training.test_the_trainer_goes_through_every_epoch",
+    ),
+    Mutant(
         "gradient not clipped",
         "training",
         "if config.clip:",
@@ -527,8 +541,8 @@ USE = [
     Mutant(
         "translations in the order of their lengths",
         "translation",
-        "for i, hypothesis in zip(filled, best)",
-        "for i, hypothesis in zip(sorted(filled), best)",
+        "zip(chunk, best, strict=True)",
+        "zip(sorted(chunk), best, strict=True)",
         "test_translation.test_translations_come_in_order",
     ),
     Mutant(
