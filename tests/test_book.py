@@ -72,7 +72,7 @@ def test_notebook(notebook):
     assert content["metadata"]["kernelspec"]["name"] == "python3"
     first = content["cells"][0]
     assert first["cell_type"] == "markdown"
-    assert re.fullmatch(r"# \S.*", "".join(first["source"])), "the first cell is the title alone"
+    assert re.fullmatch(r"# \S.*\n\n> \S.*", "".join(first["source"])), "a title and one line"
     for cell in content["cells"]:
         kinds = {output["output_type"] for output in cell.get("outputs", [])}
         assert "error" not in kinds, "".join(cell["source"])

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from transformer_lit.cli import main
 
+from transformer_lit.cli import main
 from transformer_lit.data import date_pairs
 
 SMALL = ["--layers", "1", "--vocab", "300", "--steps", "6", "--max-tokens", "256"]

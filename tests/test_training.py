@@ -259,7 +259,6 @@ def test_an_average_stays_tied_and_is_what_is_saved(tmp_path):
     )
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="the average's table does not grow")
 def test_an_average_takes_long_sentences():
     """F26: the model's table of positions grows while it trains, and the average's must follow."""
     trainer(average=2, model=dataclasses.replace(TINY, max_len=4)).train(progress=False)

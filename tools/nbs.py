@@ -77,20 +77,18 @@ def write(path: Path, text: str) -> bool:
     return True
 
 
-def generated() -> dict[Path, str]:
-    texts = {p: p.read_text(encoding="utf-8") for p in PACKAGE.glob("*.py")}
-    return {path: text for path, text in texts.items() if GENERATED in text[:2000]}
-
-
 def export() -> bool:
-    """Make the package's modules anew; return whether one of them changed."""
-    before = generated()
-    for path in before:  # or a module whose notebook is gone would stay
-        path.unlink()
+    """Bring the package's modules up to date; return whether one of them changed."""
+    before = {path: path.read_text(encoding="utf-8") for path in PACKAGE.glob("*.py")}
+    after = {PACKAGE / "__init__.py"}
     for path in notebooks():
         nb_export(str(path), lib_path=str(PACKAGE))
-    after = generated()
-    changed = {p for p in before.keys() | after.keys() if before.get(p) != after.get(p)}
+        if module := re.search(r"#\| ?default_exp (\w+)", path.read_text(encoding="utf-8")):
+            after.add(PACKAGE / f"{module[1]}.py")
+    gone = {p for p, text in before.items() if p not in after and GENERATED in text[:2000]}
+    for path in gone:  # its notebook was removed or renamed
+        path.unlink()
+    changed = gone | {p for p in after if before.get(p) != p.read_text(encoding="utf-8")}
     for path in sorted(changed):
         print(f"exported {path.relative_to(ROOT)}", flush=True)
     return bool(changed)
@@ -122,7 +120,7 @@ def main(verb: str, *files: str) -> int:
     changed |= export()
     changed |= carry_address()
     if verb == "check" and changed:
-        print("The notebooks and the package were not in step. They are now: look at `git diff`, commit.")
+        print("Notebooks and package were not in step. They are now: look at git diff, commit.")
         return 1
     return 0
 

@@ -114,10 +114,10 @@ def learning_rate(step: int, d_model: int, warmup: int = 4000, factor: float = 1
         raise ValueError(f"steps are counted from 1: step={step}, warmup={warmup}")
     return factor * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
 
-# %% ../nbs/10_training.ipynb #bbfdda86
+# %% ../nbs/10_training.ipynb #36d375bd
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How to train. The defaults are the paper's, but for the number of steps.
+    """How to train. The defaults are the paper's, but for steps and averaging, which is off.
 
     Parameters
     ----------
