@@ -177,7 +177,7 @@ class TrainingConfig:
                 f"not {self.factor} and {self.clip}"
             )
 
-# %% ../nbs/10_training.ipynb #2a0cbec2
+# %% ../nbs/10_training.ipynb #e5d75191
 class Trainer:
     """Trains a model, keeps a log, and can stop and go on.
 
@@ -222,7 +222,7 @@ class Trainer:
 
     @property
     def result(self) -> Transformer:
-        """The model to use: the average once it has begun, and the trained model until then."""
+        """The model to use, which is the average once that has begun."""
         if self.average is None or self.average.n_averaged == 0:
             return self.model
         return cast(Transformer, self.average.module)
