@@ -111,7 +111,7 @@ def masked_softmax(
     weights = scores.masked_fill(~mask, lowest).softmax(dim=-1)
     return weights.masked_fill(~mask, 0.0)
 
-# %% ../nbs/02_attention.ipynb #deadee67
+# %% ../nbs/02_attention.ipynb #34720ce3
 def attention(
     query: Float[Tensor, "*b t k"],
     key: Float[Tensor, "*b s k"],
@@ -145,12 +145,12 @@ def attention(
     TypeError
         If the mask is not boolean.
     ValueError
-        If a value is not finite: hidden behind a mask it would still turn the sum into NaN,
-        since 0 times infinity is not a number.
+        If a mask is given and a value is not finite: hidden behind the mask it would still turn
+        the sum into NaN, since 0 times infinity is not a number.
 
     See Also
     --------
-    fused_attention : the same, faster, without the weights.
+    fused_attention : the same, without the weights.
     """
     if mask is not None and not value.isfinite().all():
         raise ValueError(
