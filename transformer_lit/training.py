@@ -177,7 +177,7 @@ class TrainingConfig:
                 f"not {self.factor} and {self.clip}"
             )
 
-# %% ../nbs/10_training.ipynb #e5d75191
+# %% ../nbs/10_training.ipynb #5e7f0031
 class Trainer:
     """Trains a model, keeps a log, and can stop and go on.
 
@@ -212,8 +212,14 @@ class Trainer:
         self.model, self.batches, self.config, self.validate = model, batches, config, validate
         self.folder = None if folder is None else Path(folder)
         self.device = next(model.parameters()).device
-        # the learning rate is set anew at each step
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
+        # the learning rate is set anew at each step; fused means one pass over each weight
+        self.optimizer = torch.optim.Adam(
+            model.parameters(),
+            lr=1.0,
+            betas=(0.9, 0.98),
+            eps=1e-9,
+            fused=self.device.type in ("cpu", "cuda"),
+        )
         self.average = AveragedModel(model) if config.average else None
         self.step = self.epoch = self.position = 0  # position: batches of this epoch already used
         self.seconds = 0.0
