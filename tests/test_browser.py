@@ -82,8 +82,13 @@ def visit(browser, address):
             if not request.url.startswith((address, "data:", "blob:")):
                 note("asked another host", request.url)
 
+        def failed(request):
+            # aborted: the tab left for another page before an icon had come
+            if request.failure != "net::ERR_ABORTED":
+                note("failed", request.url, request.failure)
+
         tab.on("request", asked)
-        tab.on("requestfailed", lambda r: note("failed", r.url, r.failure))
+        tab.on("requestfailed", failed)
         tab.on("response", lambda r: r.status >= 400 and note(r.status, r.url))
         tab.on("console", lambda m: m.type in ("error", "warning") and note(m.type, m.text))
         tab.on("pageerror", lambda e: note("page error", str(e)))
