@@ -175,3 +175,38 @@ def test_the_program_draws_no_bar_into_a_pipe(model):
         check=True,
     )
     assert done.stderr == b"" and len(done.stdout.decode("utf-8").splitlines()) == 200
+
+
+def test_resume_needs_a_checkpoint_and_the_same_measures(model, pairs, tmp_path):
+    """What is there stays as it was."""
+    assert "training.pt" in refusal("train", "--out", tmp_path / "x", "--resume", *SMALL)
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    before = (tmp_path / "model.safetensors").read_bytes()
+    other = ["--data", pairs, *SMALL, "--norm-first", "--resume"]
+    assert "other measures" in refusal("train", "--out", tmp_path, *other)
+    (tmp_path / "training.pt").unlink()
+    assert "training.pt" in refusal("train", "--out", tmp_path, "--data", pairs, *SMALL, "--resume")
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_a_broken_checkpoint_is_named(model, pairs, tmp_path):
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "training.pt").write_bytes(b"")
+    message = refusal("train", "--out", tmp_path, "--data", pairs, *SMALL, "--resume")
+    assert "training.pt" in message and "EOFError" in message
+
+
+def test_utf16_is_named(tmp_path):
+    path = tmp_path / "windows.tsv"
+    path.write_text("one\teins\ntwo\tzwei\n", encoding="utf-16")
+    assert "UTF-16" in refusal("train", "--out", tmp_path / "m", "--data", path, "--skip-bad")
+
+
+def test_the_form_of_the_text_does_not_matter(model):
+    """A decomposed accent, a byte-order mark and blanks at the ends: as `read_pairs` reads them."""
+    plain, other = "Café May 2026", "\ufeff  Cafe\u0301 May 2026 \n"
+    assert run("translate", "--model", model, stdin=other).stdout == (
+        run("translate", "--model", model, plain).stdout
+    )

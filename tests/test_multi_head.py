@@ -170,3 +170,12 @@ def test_a_float_mask_is_refused():
         layer(x, mask=mask)
     with record_attention(layer), pytest.raises(TypeError, match="boolean"):
         layer(x, mask=mask)
+
+
+def test_the_cache_may_begin_with_nothing():
+    """An empty first call must not leave the buffers unwritten."""
+    cache, key = KeyValueCache(), random_tensor(0, 1, 1, 3, 2)
+    cache.append(key[:, :, :0], key[:, :, :0])
+    cache.append(key, -key)
+    close(cache.key, key)
+    close(cache.value, -key)

@@ -180,7 +180,9 @@ def test_a_run_can_be_started_and_taken_up(tmp_path):
     pairs = date_pairs(60)
     whole, _ = start_training(RECIPE, pairs[10:], pairs[:10])
     whole.train(progress=False)
-    stopped, own = start_training(RECIPE, pairs[10:], pairs[:10], folder=tmp_path, resume=True)
+    with pytest.raises(FileNotFoundError, match="training.pt"):
+        start_training(RECIPE, pairs, folder=tmp_path, resume=True)
+    stopped, own = start_training(RECIPE, pairs[10:], pairs[:10], folder=tmp_path)
     stopped.config = replace(RECIPE.training, steps=2)
     stopped.train(progress=False)
     with pytest.raises(FileExistsError, match="resume"):

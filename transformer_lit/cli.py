@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-# %% ../nbs/17_cli.ipynb #0296fb04
+# %% ../nbs/17_cli.ipynb #a7f75be3
 class Command(click.Command):
     """A command that says in one line what was wrong, without a traceback."""
 
@@ -24,6 +24,8 @@ class Command(click.Command):
         """Run the command."""
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # whoever read our output has had enough; click ends quietly
         except (ValueError, OSError, FloatingPointError) as error:
             raise click.ClickException(str(error)) from error
 
@@ -46,7 +48,7 @@ model_option = click.option(
     "--model", "folder", type=FOLDER, required=True, help="Folder that `train` made."
 )
 beam_option = click.option(
-    "--beam", type=click.IntRange(1), default=1, show_default=True, help="1 is greedy search."
+    "--beam", type=click.IntRange(1, 1000), default=1, show_default=True, help="1 is greedy search."
 )
 
 # %% ../nbs/17_cli.ipynb #c622591c
@@ -90,7 +92,7 @@ def load_pairs(data: Path, skip_bad: bool) -> list[tuple[str, str]]:
         click.echo(f"Warning: {warning.message}", err=True)
     return pairs
 
-# %% ../nbs/17_cli.ipynb #08181bed
+# %% ../nbs/17_cli.ipynb #3a34efd4
 @main.command(cls=Command)
 @click.option(
     "--out", "folder", type=FOLDER, required=True, help="Folder for model, log and checkpoints."
@@ -111,7 +113,7 @@ def load_pairs(data: Path, skip_bad: bool) -> list[tuple[str, str]]:
 )
 @click.option(
     "--layers",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 1000),
     help="Layers of encoder and decoder each.  [default: the preset's]",
 )
 @click.option(
@@ -120,7 +122,7 @@ def load_pairs(data: Path, skip_bad: bool) -> list[tuple[str, str]]:
 @click.option("--norm-first", is_flag=True, help="Pre-norm instead of the paper's post-norm.")
 @click.option(
     "--vocab",
-    type=click.IntRange(260),
+    type=click.IntRange(260, 10_000_000),
     help="Tokens of the joint vocabulary, at most.  [default: 10000]",
 )
 @click.option(
@@ -228,15 +230,14 @@ def train(
     try:
         log = trainer.train()
     except KeyboardInterrupt:
-        click.echo(
-            f"\nStopped at step {trainer.step}. Go on from the last checkpoint with --resume.",
-            err=True,
-        )
+        saved = (folder / "training.pt").is_file()
+        way = "Go on from the last checkpoint with --resume." if saved else "Nothing was saved yet."
+        click.echo(f"\nStopped at step {trainer.step}. {way}", err=True)
         sys.exit(130)
     last = log[-1]
     click.echo(f"step {trainer.step}, loss {last['loss']:.3f}, validation {last['validation']:.3f}")
 
-# %% ../nbs/17_cli.ipynb #d74a7582
+# %% ../nbs/17_cli.ipynb #e2dde809
 def read_lines() -> Iterator[str]:
     """Yield the lines of standard input without their ends.
 
@@ -245,7 +246,11 @@ def read_lines() -> Iterator[str]:
     ValueError
         If a line is not UTF-8.
     """
+    if sys.stdin is None:
+        raise ValueError("standard input is closed: give the sentences as arguments")
     for number, line in enumerate(sys.stdin.buffer, start=1):
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
         try:
             yield line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
@@ -257,7 +262,11 @@ def read_lines() -> Iterator[str]:
 @model_option
 @beam_option
 @click.option(
-    "--alpha", type=float, default=0.6, show_default=True, help="Length penalty of the beam."
+    "--alpha",
+    type=click.FloatRange(0, 10),
+    default=0.6,
+    show_default=True,
+    help="Length penalty of the beam.",
 )
 @device_option
 def translate(sentences, folder, beam, alpha, device) -> None:
@@ -269,7 +278,7 @@ def translate(sentences, folder, beam, alpha, device) -> None:
 
     translator = Translator.load(folder)
     translator.model.to(pick_device(device))
-    by_hand = not sentences and sys.stdin.isatty()
+    by_hand = not sentences and sys.stdin is not None and sys.stdin.isatty()
     if by_hand:
         click.echo("Type a sentence and press Enter; Ctrl-D ends.", err=True)
     lines = iter(sentences) if sentences else read_lines()
@@ -278,7 +287,7 @@ def translate(sentences, folder, beam, alpha, device) -> None:
         for line in translator.translate(chunk, beam=beam, alpha=alpha, progress=progress):
             click.echo(" ".join(line.splitlines()))
 
-# %% ../nbs/17_cli.ipynb #8caa90c5
+# %% ../nbs/17_cli.ipynb #db609cd9
 @main.command(cls=Command)
 @model_option
 @click.option(
@@ -289,7 +298,11 @@ def translate(sentences, folder, beam, alpha, device) -> None:
 @skip_option
 @beam_option
 @click.option(
-    "--alpha", type=float, default=0.6, show_default=True, help="Length penalty of the beam."
+    "--alpha",
+    type=click.FloatRange(0, 10),
+    default=0.6,
+    show_default=True,
+    help="Length penalty of the beam.",
 )
 @device_option
 def evaluate(folder, data, skip_bad, beam, alpha, device) -> None:

@@ -99,7 +99,7 @@ def date_pairs(n: int, seed: int = 0, split: str = "train") -> list[Pair]:
         pairs[write_date(date, form, locale)] = write_date(date, form, "zh_Hans")
     return list(pairs.items())
 
-# %% ../nbs/09_data.ipynb #5a13520b
+# %% ../nbs/09_data.ipynb #38f0de08
 class Tokenizer:
     """Byte-pair encoding on bytes, with single digits: any text goes in and comes out unchanged.
 
@@ -110,6 +110,8 @@ class Tokenizer:
     """
 
     def __init__(self, bpe: BPE):
+        bpe.no_truncation()
+        bpe.no_padding()
         bpe.encode_special_tokens = True  # "<pad>" in a text is five characters, not padding
         self.bpe = bpe
 
@@ -206,7 +208,7 @@ class Tokenizer:
             raise ValueError(f"{path} does not begin with the tokens {', '.join(SPECIAL_TOKENS)}")
         return cls(bpe)
 
-# %% ../nbs/09_data.ipynb #407e15dd
+# %% ../nbs/09_data.ipynb #1308fc8c
 def read_pairs(path: str | Path, *, on_error: str = "raise") -> list[Pair]:
     """Read sentence pairs from a UTF-8 file: source, tab, target, one pair a line, no header.
 
@@ -239,7 +241,10 @@ def read_pairs(path: str | Path, *, on_error: str = "raise") -> list[Pair]:
         raise FileNotFoundError(f"{path} is not a file")
     pairs: list[Pair] = []
     bad: list[str] = []
-    lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    content = path.read_bytes()
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ValueError(f"{path} is UTF-16, not UTF-8: save it as UTF-8 first")
+    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     if lines[-1] == b"":
         lines.pop()  # what follows the last line's end is no line
     for number, line in enumerate(lines, start=1):
@@ -267,7 +272,7 @@ def read_pairs(path: str | Path, *, on_error: str = "raise") -> list[Pair]:
         raise ValueError(f"{path} holds no sentence pairs")
     return pairs
 
-# %% ../nbs/09_data.ipynb #9c286ec2
+# %% ../nbs/09_data.ipynb #3b046c85
 def split_pairs(
     pairs: Sequence[Pair], valid: float = 0.05, seed: int = 0
 ) -> tuple[list[Pair], list[Pair]]:
@@ -289,7 +294,10 @@ def split_pairs(
     """
     sources = sorted({source for source, _ in pairs})
     if len(sources) < 2:
-        raise ValueError(f"{len(sources)} different source sentences cannot be split in two")
+        raise ValueError(
+            f"{len(sources)} different source sentences cannot be split in two: "
+            "give the validation pairs apart (--valid on the command line)"
+        )
     random.Random(seed).shuffle(sources)
     held_out = set(sources[: min(max(1, round(valid * len(sources))), len(sources) - 1)])
     return [p for p in pairs if p[0] not in held_out], [p for p in pairs if p[0] in held_out]

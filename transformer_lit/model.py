@@ -171,7 +171,7 @@ class TransformerConfig:
         shape = {"d_model": 128, "n_heads": 4, "d_ff": 256, "n_layers": 4}
         return cls(vocab_size, **{**shape, **changes})
 
-# %% ../nbs/08_transformer.ipynb #c9817396
+# %% ../nbs/08_transformer.ipynb #30ce7845
 class Transformer(nn.Module):
     """The model of "Attention Is All You Need".
 
@@ -292,7 +292,10 @@ class Transformer(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         weights = {n: p.detach().contiguous() for n, p in self.named_parameters()}  # tied ones once
         beside = folder / "model.safetensors.new"
-        save_file(weights, beside)
+        try:
+            save_file(weights, beside)
+        except SafetensorError as error:  # what the library makes of a full disk
+            raise OSError(f"cannot write {folder / 'model.safetensors'}: {error}") from error
         os.replace(beside, folder / "model.safetensors")
         beside = folder / "config.json.new"
         beside.write_text(self.config.to_json(), encoding="utf-8")

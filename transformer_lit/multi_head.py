@@ -27,7 +27,7 @@ def merge_heads(x: Float[Tensor, "b h t k"]) -> Float[Tensor, "b t d"]:
     """Put the heads side by side again: the reverse of `split_heads`."""
     return x.transpose(1, 2).flatten(2)
 
-# %% ../nbs/04_multi_head.ipynb #1a6700b1
+# %% ../nbs/04_multi_head.ipynb #72473684
 class KeyValueCache:
     """The keys and values that an attention layer has already computed.
 
@@ -64,7 +64,7 @@ class KeyValueCache:
             self._key, self._value = key, value
         elif end > self._key.size(2):
             self._key, self._value = (self._longer(x, 2 * end) for x in (self._key, self._value))
-        if self.length:
+        if self._key is not key:
             self._key[:, :, self.length : end] = key
             self._value[:, :, self.length : end] = value
         self.length = end

@@ -177,7 +177,7 @@ class TrainingConfig:
                 f"not {self.factor} and {self.clip}"
             )
 
-# %% ../nbs/10_training.ipynb #5e7f0031
+# %% ../nbs/10_training.ipynb #7f8620c5
 class Trainer:
     """Trains a model, keeps a log, and can stop and go on.
 
@@ -364,7 +364,10 @@ class Trainer:
             "log": self.log,
             **{name: getattr(self, name) for name in ("step", "epoch", "position", "seconds")},
         }
-        torch.save(state, self.folder / "training.pt.new")
+        try:
+            torch.save(state, self.folder / "training.pt.new")
+        except RuntimeError as error:  # what torch makes of a full disk
+            raise OSError(f"cannot write {self.folder / 'training.pt'}: {error}") from error
         os.replace(self.folder / "training.pt.new", self.folder / "training.pt")
 
     def resume(self) -> int:
@@ -382,6 +385,7 @@ class Trainer:
         path = None if self.folder is None else self.folder / "training.pt"
         if path is None or not path.is_file():
             return 0
+        whole_numbers = ("step", "epoch", "position")
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
             self.model.load_state_dict(state["model"])
@@ -392,10 +396,11 @@ class Trainer:
             )
             if self.average is not None and same:
                 self.average.load_state_dict(state["average"])
+            torch.set_rng_state(state["random"].cpu())
+            self.log = list(state["log"])
+            self.step, self.epoch, self.position = map(int, (state[n] for n in whole_numbers))
+            self.seconds = float(state["seconds"])
         except Exception as error:  # torch raises many kinds
-            raise ValueError(f"cannot go on from {path}: {error}") from error
-        torch.set_rng_state(state["random"].cpu())
-        self.log = state["log"]
-        for name in ("step", "epoch", "position", "seconds"):
-            setattr(self, name, state[name])
+            reason = f"{type(error).__name__} {error}".strip()
+            raise ValueError(f"cannot go on from {path}: {reason}; begin anew elsewhere") from error
         return self.step

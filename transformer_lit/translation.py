@@ -6,10 +6,11 @@
 __all__ = ['DATE_RECIPE', 'Recipe', 'validation_loss', 'start_training', 'save_tokenizer', 'Alignment', 'Translator',
            'check_same_length', 'exact_match', 'bleu']
 
-# %% ../nbs/13_translation.ipynb #8a8029b8
+# %% ../nbs/13_translation.ipynb #79c052e1
 import math
 import os
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from .data import BOS, EOS, Pair, TokenBatches, Tokenizer, pad
+from .data import BOS, EOS, PAD, Pair, TokenBatches, Tokenizer, pad
 from .decoding import beam_search, greedy_search
 from .model import Transformer, TransformerConfig
 from .multi_head import record_attention
@@ -61,7 +62,7 @@ DATE_RECIPE = Recipe(
     ),
 )
 
-# %% ../nbs/13_translation.ipynb #7aa36065
+# %% ../nbs/13_translation.ipynb #dffa5dbb
 @torch.inference_mode()
 def validation_loss(model: Transformer, batches: TokenBatches) -> float:
     """Return the mean cross-entropy of a token, in nats, without label smoothing."""
@@ -96,12 +97,14 @@ def start_training(
     device
         Where to train.
     resume
-        Go on with the model and tokeniser in ``folder``, if there is a checkpoint.
+        Go on from the checkpoint in ``folder``, with the tokeniser there.
 
     Raises
     ------
     FileExistsError
         If there is a model in ``folder`` already and ``resume`` is false.
+    FileNotFoundError
+        If ``resume`` is true and there is no checkpoint.
     ValueError
         If there are no pairs, a sentence is too long for a batch, or a checkpoint does not fit.
     """
@@ -112,9 +115,17 @@ def start_training(
             f"{folder} holds a model already: go on with --resume (resume=True), "
             "or choose another folder"
         )
+    if resume and not begun:
+        raise FileNotFoundError(f"there is nothing to go on from: no training.pt in {folder}")
     if folder is not None and begun:
         tokenizer = Tokenizer.load(folder / "tokenizer.json")
         config = Transformer.load(folder).config
+        asked = getattr(TransformerConfig, recipe.preset)(config.vocab_size, **recipe.model)
+        if asked != config:
+            raise ValueError(
+                f"the run in {folder} began with other measures ({config}); "
+                "to go on, ask for the same, or choose another folder"
+            )
     else:
         if not train_pairs:
             raise ValueError("there are no sentence pairs to train on")
@@ -145,7 +156,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     tokenizer.save(folder / "tokenizer.json.new")
     os.replace(folder / "tokenizer.json.new", folder / "tokenizer.json")
 
-# %% ../nbs/13_translation.ipynb #ae78a520
+# %% ../nbs/13_translation.ipynb #91081c6b
 class Alignment(NamedTuple):
     """A translation and the cross-attention that went with it.
 
@@ -171,11 +182,15 @@ class Translator:
     Raises
     ------
     ValueError
-        If the tokeniser has more tokens than the model.
+        If the tokeniser has more tokens than the model, or they pad with different ids.
     """
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer):
-        if len(tokenizer) > model.config.vocab_size:
+        if model.config.pad != PAD:
+            raise ValueError(f"the model pads with {model.config.pad}, the tokeniser with {PAD}")
+        if tokenizer.bpe.get_vocab_size() > model.config.vocab_size or any(
+            i >= model.config.vocab_size for i in tokenizer.bpe.get_vocab().values()
+        ):
             raise ValueError(
                 f"the tokeniser has {len(tokenizer)} tokens, the model {model.config.vocab_size}"
             )
@@ -213,7 +228,7 @@ class Translator:
         Parameters
         ----------
         sentences
-            The sentences; an empty one stays empty.
+            The sentences, brought to normal form as `read_pairs` does; an empty one stays empty.
         beam
             Width of the beam; 1 is greedy search.
         alpha
@@ -230,6 +245,7 @@ class Translator:
         """
         if beam < 1:
             raise ValueError(f"beam must be at least 1, not {beam}")
+        sentences = [unicodedata.normalize("NFC", sentence.strip()) for sentence in sentences]
         encoded = [[*self.tokenizer.encode(sentence), EOS] for sentence in sentences]
         results = [""] * len(encoded)
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
@@ -240,7 +256,7 @@ class Translator:
                 chunk = order[-max(1, max_tokens // (longest * beam)) :]
                 del order[-len(chunk) :]
                 bar.update(len(chunk))
-                chunk = [i for i in chunk if sentences[i].strip()]
+                chunk = [i for i in chunk if sentences[i]]
                 if not chunk:
                     continue
                 src = pad([encoded[i] for i in chunk]).to(device)
