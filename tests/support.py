@@ -92,6 +92,26 @@ def configs(draw: st.DrawFn, **fixed) -> TransformerConfig:
     return TransformerConfig(**(options | fixed))
 
 
+def stack(
+    kind: type[nn.Module],
+    config: TransformerConfig,
+    seed: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> nn.Module:
+    """Return the encoder or decoder of a configuration; with a seed, all of it random."""
+    module = kind(
+        config.n_layers,
+        config.d_model,
+        config.n_heads,
+        config.d_ff,
+        activation=config.activation,
+        gated=config.gated,
+        norm_first=config.norm_first,
+        bias=config.bias,
+    )
+    return module if seed is None else randomise(module, seed, dtype)
+
+
 def random_model(
     config: TransformerConfig, seed: int, dtype: torch.dtype = torch.float32
 ) -> Transformer:

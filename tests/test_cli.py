@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from transformer_lit.cli import main
@@ -87,6 +88,8 @@ def test_resume_goes_on_where_training_stood(model, pairs, tmp_path):
     assert "from step 5" in result.output
     with (parts / "log.csv").open() as file:
         assert list(csv.DictReader(file))[-1]["step"] == "8"
+    one, other = (torch.load(f / "training.pt", weights_only=True)["model"] for f in (whole, parts))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_model_is_never_overwritten(model, pairs):

@@ -1,32 +1,29 @@
 """The decoder: equal to PyTorch's, blind to the future, and the same one step at a time."""
 
+from functools import partial
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import copy_weights, future, options
 from oracles import decoder as pytorch_decoder
-from support import close, configs, dtypes, padded_ids, random_tensor, randomise, seeds, sizes
+from support import (
+    close,
+    configs,
+    dtypes,
+    padded_ids,
+    random_tensor,
+    seeds,
+    sizes,
+    stack,
+)
 from torch import nn
 
 from transformer_lit.attention import causal_mask, padding_mask
 from transformer_lit.decoder import Decoder, DecoderCache, decoder_mask
 
 pytorch_like = configs(gated=False, bias=True)
-
-
-def build(config, seed=None, dtype=torch.float32) -> Decoder:
-    """Return the decoder that a configuration describes; with a seed, all of it random."""
-    decoder = Decoder(
-        config.n_layers,
-        config.d_model,
-        config.n_heads,
-        config.d_ff,
-        activation=config.activation,
-        gated=config.gated,
-        norm_first=config.norm_first,
-        bias=config.bias,
-    )
-    return decoder if seed is None else randomise(decoder, seed, dtype)
+build = partial(stack, Decoder)
 
 
 def inputs(config, seed, b, t, s, dtype=torch.float32):

@@ -1,32 +1,29 @@
 """The encoder: equal to PyTorch's, and blind to order and padding."""
 
+from functools import partial
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import copy_weights, options
 from oracles import encoder as pytorch_encoder
-from support import close, configs, dtypes, padded_ids, random_tensor, randomise, seeds, sizes
+from support import (
+    close,
+    configs,
+    dtypes,
+    padded_ids,
+    random_tensor,
+    seeds,
+    sizes,
+    stack,
+)
 from torch import nn
 
 from transformer_lit.attention import padding_mask
 from transformer_lit.encoder import Encoder, EncoderLayer
 
 pytorch_like = configs(gated=False, bias=True)
-
-
-def build(config, seed=None, dtype=torch.float32) -> Encoder:
-    """Return the encoder that a configuration describes; with a seed, all of it random."""
-    encoder = Encoder(
-        config.n_layers,
-        config.d_model,
-        config.n_heads,
-        config.d_ff,
-        activation=config.activation,
-        gated=config.gated,
-        norm_first=config.norm_first,
-        bias=config.bias,
-    )
-    return encoder if seed is None else randomise(encoder, seed, dtype)
+build = partial(stack, Encoder)
 
 
 @given(pytorch_like, seeds, dtypes, sizes, sizes, st.booleans())

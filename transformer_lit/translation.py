@@ -156,7 +156,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     tokenizer.save(folder / "tokenizer.json.new")
     os.replace(folder / "tokenizer.json.new", folder / "tokenizer.json")
 
-# %% ../nbs/13_translation.ipynb #91081c6b
+# %% ../nbs/13_translation.ipynb #b81b38b5
 class Alignment(NamedTuple):
     """A translation and the cross-attention that went with it.
 
@@ -188,9 +188,7 @@ class Translator:
     def __init__(self, model: Transformer, tokenizer: Tokenizer):
         if model.config.pad != PAD:
             raise ValueError(f"the model pads with {model.config.pad}, the tokeniser with {PAD}")
-        if tokenizer.bpe.get_vocab_size() > model.config.vocab_size or any(
-            i >= model.config.vocab_size for i in tokenizer.bpe.get_vocab().values()
-        ):
+        if max(tokenizer.bpe.get_vocab().values()) >= model.config.vocab_size:
             raise ValueError(
                 f"the tokeniser has {len(tokenizer)} tokens, the model {model.config.vocab_size}"
             )
