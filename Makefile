@@ -38,7 +38,7 @@ unit: env        ## unit and property tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore tests/test_browser.py
 
 nbval: env       ## run all notebooks and compare every output with the stored one
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist loadfile --nbval --nbval-current-env --nbval-sanitize-with nbs/sanitize.cfg nbs/[0-9]*.ipynb
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist loadfile --nbval --nbval-current-env --nbval-sanitize-with nbs/sanitize.cfg nbs/[0-9]*.ipynb nbs/checks/[0-9]*.ipynb
 
 browser: env     ## open the built book in headless Chromium
 	@$(BIN)/python -m pytest -q -rs tests/test_browser.py

@@ -17,6 +17,7 @@ from bs4 import BeautifulSoup
 ROOT = Path(__file__).resolve().parent.parent
 HTML = ROOT / "_build" / "html"
 NOTEBOOKS = sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))
+CHECKS = sorted((ROOT / "nbs/checks").glob("[0-9]*.ipynb"))
 MODULES = sorted(p.stem for p in (ROOT / "transformer_lit").glob("[a-z]*.py"))
 # What the three texts say that this course answers; each id is a row of book/coverage.md.
 IDS = [
@@ -54,7 +55,7 @@ def dead(page: Path, href: str) -> bool:
 
 
 def page_of(notebook: Path) -> Path:
-    return HTML / "nbs" / f"{notebook.stem}.html"
+    return HTML / notebook.relative_to(ROOT).with_suffix(".html")
 
 
 def cells(notebook: Path) -> list[dict]:
@@ -65,7 +66,7 @@ def squeeze(text: str) -> str:
     return re.sub(r"\s+", "", text)
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("notebook", NOTEBOOKS + CHECKS, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_notebook(notebook):
     assert notebook.stat().st_size < 1_000_000, "too heavy for a repository"
     content = json.loads(notebook.read_text(encoding="utf-8"))
@@ -79,7 +80,7 @@ def test_notebook(notebook):
 
 
 @built
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("notebook", NOTEBOOKS + CHECKS, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_page_shows_what_is_for_readers(notebook):
     shown = [tag.get_text() for tag in soup(page_of(notebook)).select("div.cell_input")]
     assert not [text for text in shown if re.search(r"^\s*#\s*\|", text, re.M)]
@@ -90,6 +91,23 @@ def test_page_shows_what_is_for_readers(notebook):
             assert squeeze(source.split("\n", 1)[1]) not in shown, source
         elif source.startswith("#| export"):
             assert squeeze(source.split("\n", 1)[1]) in shown, source
+
+
+@built
+@pytest.mark.parametrize("check", CHECKS, ids=lambda p: p.stem)
+def test_each_chapter_has_a_quiz(check):
+    """Four to six questions; one choice is right, not always the same; each is explained."""
+    questions = soup(page_of(ROOT / "nbs" / check.name)).select(".quiz")
+    assert 4 <= len(questions) <= 6
+    places = set()
+    for question in questions:
+        choices = question.select("details.choice")
+        right = [n for n, choice in enumerate(choices) if "right" in choice["class"]]
+        assert len(choices) >= 3 and len(right) == 1, question.get_text()
+        assert all(len(choice.select_one("p").get_text()) > 10 for choice in choices)
+        assert len({choice.summary.get_text() for choice in choices}) == len(choices)
+        places.add(right[0])
+    assert len(places) > 1, "the right choice is always in the same place"
 
 
 @built
@@ -128,7 +146,7 @@ def test_every_picture_is_described():
 
 @built
 def test_every_notebook_and_module_has_its_page():
-    assert not [n.stem for n in NOTEBOOKS if not page_of(n).is_file()]
+    assert not [n for n in NOTEBOOKS + CHECKS if not page_of(n).is_file()]
     missing = [m for m in MODULES if not (HTML / "book/api" / f"{m}.html").is_file()]
     assert not missing, "book/api lacks a page for these modules"
 

@@ -71,8 +71,8 @@ def visit(browser, address):
     """Give a function that opens a tab, and fail if anything went wrong in one of them."""
     faults, contexts = [], []
 
-    def open_tab(size=WIDE, scheme="light"):
-        contexts.append(browser.new_context(viewport=size, color_scheme=scheme))
+    def open_tab(size=WIDE, scheme="light", **options):
+        contexts.append(browser.new_context(viewport=size, color_scheme=scheme, **options))
         tab = contexts[-1].new_page()
 
         def note(*fault):
@@ -148,6 +148,27 @@ def test_solution_opens_with_the_keyboard(visit, address, size):
     solution.locator("button").first.focus()
     tab.keyboard.press("Enter")
     code.wait_for(state="visible", timeout=5000)
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no scripts"])
+def test_quiz(visit, address, scripts):
+    """A choice opens to say why, by the keyboard and without scripts; with them, tries count."""
+    tab = visit(java_script_enabled=scripts)
+    tab.goto(address + "nbs/02_attention.html")
+    right = tab.locator(".quiz .choice.right").first
+    wrong = tab.locator(".quiz").nth(1).locator(".choice.wrong").first
+    for choice, said in ((right, "Right."), (wrong, "Not quite.")):
+        explanation = choice.locator("p")
+        assert not explanation.is_visible()
+        choice.locator("summary").focus()
+        tab.keyboard.press("Enter")
+        explanation.wait_for(state="visible", timeout=5000)
+        assert said in choice.inner_text()
+    if scripts:
+        score = tab.locator(".quiz-score")
+        assert score.inner_text().startswith("Right at the first try: 1 of 2 answered")
+        tab.locator(".quiz").nth(1).locator(".choice.right summary").click()
+        assert "1 of 2" in score.inner_text(), "a second try does not count"
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])

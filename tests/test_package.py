@@ -7,7 +7,10 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = sorted(p.stem for p in (ROOT / "transformer_lit").glob("[a-z]*.py"))
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in ROOT.glob("transformer_lit/**/[a-z]*.py")
+)
 TOOLS = [
     "nbdev",
     "fastcore",
@@ -31,14 +34,14 @@ def python(code: str) -> str:
 
 
 def test_imports_without_the_tools_and_without_a_word():
-    imports = "".join(f"import transformer_lit.{name}\n" for name in MODULES)
+    imports = "".join(f"import {name}\n" for name in MODULES)
     loaded = python(f"import sys\n{imports}print(*sorted(sys.modules))").split()
     assert "transformer_lit.model" in loaded
     assert not set(loaded) & {*TOOLS, *LAZY}
 
 
 def test_imports_in_under_three_seconds_beyond_torch():
-    imports = "".join(f"import transformer_lit.{name}\n" for name in MODULES)
+    imports = "".join(f"import {name}\n" for name in MODULES)
     clock = "time.perf_counter()"
     seconds = python(f"import time, torch\nstart = {clock}\n{imports}print({clock} - start)")
     assert float(seconds) < 3
@@ -52,7 +55,7 @@ def test_the_address_stands_in_one_place():
         *ROOT.glob("*.md"),
         *ROOT.glob("*.cff"),
         *ROOT.glob("book/*.md"),
-        *ROOT.glob("nbs/*.ipynb"),
+        *ROOT.glob("nbs/**/*.ipynb"),
     ]
     found = {
         match

@@ -38,7 +38,7 @@ def address() -> str:
 
 
 def notebooks() -> list[Path]:
-    return sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))
+    return sorted([*ROOT.glob("nbs/[0-9]*.ipynb"), *ROOT.glob("nbs/checks/[0-9]*.ipynb")])
 
 
 def clean(nb):
@@ -79,12 +79,12 @@ def write(path: Path, text: str) -> bool:
 
 def export() -> bool:
     """Bring the package's modules up to date; return whether one of them changed."""
-    before = {path: path.read_text(encoding="utf-8") for path in PACKAGE.glob("*.py")}
-    after = {PACKAGE / "__init__.py"}
+    before = {path: path.read_text(encoding="utf-8") for path in PACKAGE.glob("**/*.py")}
+    after = {path for path in before if path.name == "__init__.py"}
     for path in notebooks():
         nb_export(str(path), lib_path=str(PACKAGE))
-        if module := re.search(r"#\| ?default_exp (\w+)", path.read_text(encoding="utf-8")):
-            after.add(PACKAGE / f"{module[1]}.py")
+        if module := re.search(r"#\| ?default_exp ([\w.]+)", path.read_text(encoding="utf-8")):
+            after.add(PACKAGE / f"{module[1].replace('.', '/')}.py")
     gone = {p for p, text in before.items() if p not in after and GENERATED in text[:2000]}
     for path in gone:  # its notebook was removed or renamed
         path.unlink()
