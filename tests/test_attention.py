@@ -1,5 +1,6 @@
 """Attention: equal to PyTorch's, under every mask, forward and backward."""
 
+import inspect
 from itertools import product
 
 import pytest
@@ -11,12 +12,17 @@ from support import close, dtypes, masks_kept, random_mask, random_tensor, seeds
 from torch import Tensor
 
 from transformer_lit.attention import (
+    AdditiveSimilarity,
+    CosineSimilarity,
     attention,
     causal_mask,
     check_mask,
+    cosine,
+    dot,
     fused_attention,
     masked_softmax,
     padding_mask,
+    scaled_dot,
 )
 
 
@@ -139,11 +145,130 @@ def test_half_precision_stays_finite(dtype):
     assert weights.dtype == dtype and weights.isfinite().all()
 
 
-def test_a_value_that_is_not_finite_is_refused_behind_a_mask():
-    """F05: 0 times infinity would be NaN."""
-    zeros = torch.zeros(1, 1), torch.zeros(2, 1)
-    with pytest.raises(ValueError, match="inf or NaN"):
-        attention(*zeros, column(1, torch.inf), torch.tensor([[True, False]]))
+@given(seeds, st.sampled_from([16, 64, 100]), st.booleans())
+def test_half_precision_does_not_overflow(seed, width, masked):
+    """The scores fit into the type even where the product before the scale would not."""
+    size = 40000**0.5 / width**0.25  # scaled, the largest scores are about 40000
+    assert size**2 * width > torch.finfo(torch.float16).max
+    signs = [random_tensor(seed + i, 3, width).sign() for i in range(2)]
+    query, key = (size * x.to(torch.float16) for x in signs)
+    key[0] = query[0]  # the largest score there is
+    value = random_tensor(seed, 3, 4, dtype=torch.float16)
+    mask = causal_mask(3) if masked else None
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    for attend in BOTH:
+        output = attend(query, key, value, mask)
+        assert output.isfinite().all()
+        torch.testing.assert_close(output, expected, atol=2e-2, rtol=2e-2)
+
+
+def test_what_is_not_finite_is_refused_behind_a_mask():
+    """F05: 0 times infinity would be NaN, in the output or in the gradient."""
+    query, mask = torch.zeros(1, 1), torch.tensor([[True, False]])
+    for number in (torch.inf, -torch.inf, torch.nan):
+        for key, value in ((column(0, 0), column(1, number)), (column(0, number), column(1, 1))):
+            with pytest.raises(ValueError, match="inf or NaN"):
+                attention(query, key, value, mask)
+
+
+def test_no_forward_pass_warns():
+    """F12: pytest turns a warning into an error, so that it is enough to call them."""
+    x = torch.randn(1, 3, 8, generator=torch.Generator().manual_seed(0))
+    mask = causal_mask(3) & torch.tensor([[[True, True, False]]])
+    for attend in BOTH:
+        attend(x, x, x, mask, dropout=0.5)
+    fused_attention(x, x, x, mask, causal=True)
+
+
+def similarities(width: int) -> dict:
+    """Return all of them, by name."""
+    torch.manual_seed(width)
+    return {
+        "dot": dot,
+        "scaled": scaled_dot,
+        "cosine": cosine,
+        "learned": CosineSimilarity(temperature=0.3),
+        "additive": AdditiveSimilarity(width, width, 3),
+    }
+
+
+@given(inputs(sizes=st.integers(1, 4)))
+def test_similarities_follow_their_formulas(case):
+    """For each pair of a query and a key, in both precisions."""
+    query, key, *_ = case
+    q, k = query[..., :, None, :], key[..., None, :, :]
+    ways = similarities(query.size(-1))
+    for way in ways.values():
+        if isinstance(way, torch.nn.Module):
+            way.to(query.dtype)
+    a, b, u = (layer.weight for layer in ways["additive"].children())
+    products = (q * k).sum(-1)
+    angles = F.cosine_similarity(*torch.broadcast_tensors(q, k), dim=-1)
+    formulas = {
+        "dot": products,
+        "scaled": products / query.size(-1) ** 0.5,
+        "cosine": angles,
+        "learned": angles / 0.3,
+        "additive": (torch.tanh(q @ a.T + k @ b.T) * u[0]).sum(-1),
+    }
+    for name, expected in formulas.items():
+        torch.testing.assert_close(ways[name](query, key), expected, atol=1e-5, rtol=1e-5)
+
+
+@given(inputs(sizes=st.integers(1, 4)))
+def test_attention_by_another_similarity(case):
+    """The weights are the masked softmax of its scores, and gradients reach its parameters."""
+    query, key, value, mask = case
+    for way in similarities(query.size(-1)).values():
+        if isinstance(way, torch.nn.Module):
+            way.to(query.dtype)
+        output, weights = attention(query, key, value, mask, similarity=way)
+        close(weights, masked_softmax(way(query, key), mask))
+        close(output, weights @ value)
+        if isinstance(way, torch.nn.Module):
+            output.square().sum().backward()
+            assert all(p.grad is not None and p.grad.isfinite().all() for p in way.parameters())
+
+
+@given(seeds, st.floats(0.1, 10))
+def test_a_cosine_knows_directions_alone(seed, factor):
+    """Longer queries and keys do not change it; without a direction it is 0, in every type."""
+    query, key = random_tensor(seed, 3, 4), random_tensor(seed + 1, 5, 4)
+    close(cosine(factor * query, key / factor), cosine(query, key))
+    close(cosine(query, key, 0.5), 2 * cosine(query, key))
+    assert cosine(query, query).diagonal().min() > 0.99
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        nowhere = torch.zeros(2, 4, dtype=dtype, requires_grad=True)
+        scores = cosine(nowhere, key.to(dtype))
+        scores.sum().backward()
+        assert (scores == 0).all() and nowhere.grad.isfinite().all()
+
+
+def test_additive_similarity_takes_queries_and_keys_of_different_widths():
+    """As in its paper, where the encoder's states are twice as wide as the decoder's."""
+    query, key = random_tensor(0, 2, 3, 4), random_tensor(1, 2, 5, 8)
+    value = random_tensor(2, 2, 5, 6)
+    way = AdditiveSimilarity(d_query=4, d_key=8, d_hidden=7)
+    assert [tuple(p.shape) for p in way.parameters()] == [(7, 4), (7, 8), (1, 7)]
+    output, weights = attention(query, key, value, similarity=way)
+    assert output.shape == (2, 3, 6) and weights.shape == (2, 3, 5)
+
+
+def test_widths_that_do_not_fit_are_named():
+    """A user has no import hook; what he sees is our own message."""
+    query, key = torch.zeros(2, 3), torch.zeros(2, 4)
+    for way in (dot, scaled_dot, cosine):
+        with pytest.raises((TypeError, ValueError), match="width 3.*width 4|key"):
+            way(query, key)
+    with pytest.raises(ValueError, match="width 3.*width 4.*AdditiveSimilarity"):
+        inspect.unwrap(dot)(query, key)
+
+
+def test_a_temperature_is_positive():
+    """Its logarithm is what is learned."""
+    for temperature in (-1.0, 0.0, torch.nan):
+        with pytest.raises(ValueError, match=f"must be positive, not {temperature}"):
+            CosineSimilarity(temperature)
 
 
 def test_a_mask_may_have_one_axis():
@@ -209,3 +334,13 @@ def test_annotations_are_checked():
     """The tests run with jaxtyping's import hook, so that a wrong shape fails at the door."""
     with pytest.raises(TypeError, match="ids"):
         padding_mask(torch.tensor([5, 9, 0]))
+
+
+def test_masks_are_made_on_the_device_of_what_they_mask():
+    """Else a model on a GPU fails; the meta device tells the same without one."""
+    from transformer_lit.decoder import decoder_mask
+
+    assert causal_mask(2, 3, device="meta").is_meta
+    assert decoder_mask(torch.ones(2, 3, dtype=torch.int64, device="meta")).is_meta
+    q, k = torch.randn(2, 1, 2, 4, device="meta"), torch.randn(2, 1, 5, 4, device="meta")
+    assert fused_attention(q, k, k, causal=True).is_meta
