@@ -112,6 +112,19 @@ def stack(
     return module if seed is None else randomise(module, seed, dtype)
 
 
+def flow(function, x: Tensor, seed: int = 0) -> Tensor:
+    """Return a boolean (b, t, c, s): whether output i of sentence b depends on input j of c.
+
+    By gradients, of a random mixture of each output's numbers, since their plain sum is constant
+    behind a norm.
+    """
+    x = x.clone().requires_grad_()
+    output = function(x)
+    mixed = output @ random_tensor(seed, output.size(-1), dtype=x.dtype)
+    rows = [torch.autograd.grad(y, x, retain_graph=True)[0].abs().amax(-1) for y in mixed.flatten()]
+    return torch.stack(rows).unflatten(0, mixed.shape) > 0
+
+
 def random_model(
     config: TransformerConfig, seed: int, dtype: torch.dtype = torch.float32
 ) -> Transformer:

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from support import (
     close,
     configs,
     dtypes,
+    flow,
     padded_ids,
     random_tensor,
     seeds,
@@ -82,27 +84,83 @@ def test_stack_equals_pytorch(config, seed, dtype, b, t, s, training):
     )
 
 
-@given(configs(), seeds, sizes, sizes, sizes)
-def test_the_future_has_no_influence(config, seed, t, more, s):
-    """F17: neither the values of later positions nor that there are any."""
+@given(configs(), seeds, sizes, sizes, st.booleans())
+def test_the_future_has_no_influence(config, seed, t, s, training):
+    """F17: neither the value of any later position nor that there is one, in both modes."""
+    decoder = build(config, seed).train(training)
+    x, memory, *_ = inputs(config, seed, 2, t + 1, s)
+    output = decoder(x, memory)
+    for j in range(1, t + 1):
+        changed = x.clone()
+        changed[:, j] = 100 * random_tensor(seed + j, 2, config.d_model)
+        close(decoder(changed, memory)[:, :j], output[:, :j])
+        close(decoder(x[:, :j], memory), output[:, :j])
+
+
+@given(configs(d_model=12), seeds, st.booleans())
+def test_what_flows_is_the_mask(config, seed, training):
+    """F17: each place depends on all places up to itself, and on no other: a test that can fail."""
+    decoder = build(config, seed, torch.float64).train(training)
+    x, memory, tgt, _ = inputs(config, seed, 2, 5, 3, torch.float64)
+    for mask, expected in (
+        (None, causal_mask(5).expand(2, 5, 5)),
+        (padding_mask(tgt), decoder_mask(tgt)[:, 0]),
+    ):
+        moves = flow(lambda x, mask=mask: decoder(x, memory, mask), x)
+        # through its residual a place of padding, masked as a key, still depends on itself
+        assert moves[0, :, 0].equal(expected[0] | torch.eye(5, dtype=torch.bool))
+        assert moves[1, :, 1].equal(expected[1] | torch.eye(5, dtype=torch.bool))
+        assert not moves[0, :, 1].any() and not moves[1, :, 0].any()
+
+
+@given(configs(d_model=12), seeds)
+def test_what_flows_across_is_the_source(config, seed):
+    """F10: each place depends on all words of its own source, and not on their padding."""
+    decoder = build(config, seed, torch.float64)
+    x, memory, _, src = inputs(config, seed, 2, 3, 4, torch.float64)
+    moves = flow(lambda m: decoder(x, m, memory_mask=padding_mask(src)), memory)
+    for b in range(2):
+        assert moves[b, :, b].equal((src[b] != 0).expand(3, 4))
+        assert not moves[b, :, 1 - b].any()
+
+
+@given(configs(n_layers=2), seeds, sizes, sizes)
+def test_keys_and_values_come_from_the_memory(config, seed, t, s):
+    """Of cross-attention, in every layer; its queries come from the decoder."""
     decoder = build(config, seed)
-    x, memory, *_ = inputs(config, seed, 2, t + more, s)
-    changed = torch.cat([x[:, :t], -x[:, t:]], dim=1)
-    close(decoder(changed, memory)[:, :t], decoder(x, memory)[:, :t])
-    close(decoder(x[:, :t], memory), decoder(x, memory)[:, :t])
+    x, memory, *_ = inputs(config, seed, 2, t, s)
+    d = config.d_model
+    for target in (x, -x):  # whatever the target is
+        cache = DecoderCache(2)
+        decoder(target, memory, cache=cache)
+        for layer, kept in zip(decoder.layers, cache.layers, strict=True):
+            projected = layer.cross_attention.in_proj(memory)
+            for i, part in enumerate((kept.cross_attention.key, kept.cross_attention.value), 1):
+                close(part.transpose(1, 2).flatten(2), projected[..., i * d : (i + 1) * d])
+    assert not decoder(x, memory).equal(decoder(-x, memory))
 
 
 @given(configs(), seeds, sizes, sizes, st.lists(st.integers(1, 3), min_size=1, max_size=5))
 def test_in_pieces_equals_at_once(config, seed, b, s, pieces):
-    """With the cache, whether one position at a time or several."""
+    """With the cache, whether one position at a time or several, with padding and without."""
     decoder = build(config, seed)
-    x, memory, _, src = inputs(config, seed, b, sum(pieces), s)
-    cache = DecoderCache(config.n_layers)
-    parts = []
-    for part in x.split(pieces, dim=1):
-        parts.append(decoder(part, memory, memory_mask=padding_mask(src), cache=cache))
-        assert cache.length == sum(p.size(1) for p in parts)
-    close(torch.cat(parts, dim=1), decoder(x, memory, memory_mask=padding_mask(src)))
+    x, memory, tgt, src = inputs(config, seed, b, sum(pieces), s)
+    source = padding_mask(src)
+    for mask in (None, padding_mask(tgt)):
+        cache, parts = DecoderCache(config.n_layers), []
+        for part in x.split(pieces, dim=1):
+            known = None if mask is None else mask[..., : cache.length + part.size(1)]
+            parts.append(decoder(part, memory, known, source, cache))
+            assert cache.length == sum(p.size(1) for p in parts)
+        close(torch.cat(parts, dim=1), decoder(x, memory, mask, source))
+
+
+def test_a_cache_of_another_depth_is_refused():
+    """The error says how to make the right one."""
+    decoder, x = Decoder(2, 8, 2, 16), random_tensor(0, 1, 2, 8)
+    for n in (1, 3):
+        with pytest.raises(ValueError, match=rf"for {n} layers.*DecoderCache\(2\)"):
+            decoder(x, x, cache=DecoderCache(n))
 
 
 @given(configs(), seeds, st.lists(st.integers(0, 2), min_size=1, max_size=5), sizes, sizes)
@@ -122,8 +180,22 @@ def test_padding_has_no_influence(config, seed, t, s, more):
     decoder = build(config, seed)
     x, memory, *_ = inputs(config, seed, 2, t + more, s + more)
     masks = [torch.arange(n + more)[None] < n for n in (t, s)]
-    padded = decoder(x, memory, *masks)
-    close(padded[:, :t], decoder(x[:, :t], memory[:, :s]))
+    alone = decoder(x[:, :t], memory[:, :s])
+    close(decoder(x, memory, *masks)[:, :t], alone)
+    x[:, t:], memory[:, s:] = 1e3 * x[:, t:], 1e3 * memory[:, s:]
+    close(decoder(x, memory, *masks)[:, :t], alone)
+
+
+@given(configs(), seeds, sizes, sizes)
+def test_neighbours_have_no_influence(config, seed, t, s):
+    """F10: each sentence of a batch, alone, without its padding and its source's."""
+    decoder = build(config, seed)
+    x, memory, tgt, src = inputs(config, seed, 3, t, s)
+    output = decoder(x, memory, padding_mask(tgt), padding_mask(src))
+    for row in range(3):
+        words, source = tgt[row] != 0, src[row] != 0
+        alone = decoder(x[row, words][None], memory[row, source][None])
+        close(output[row, words][None], alone)
 
 
 def test_layers_share_nothing():

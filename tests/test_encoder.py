@@ -11,6 +11,7 @@ from support import (
     close,
     configs,
     dtypes,
+    flow,
     padded_ids,
     random_tensor,
     seeds,
@@ -47,11 +48,13 @@ def test_stack_equals_pytorch(config, seed, dtype, b, s, training):
     close(encoder(x, padding_mask(ids)), theirs(x, src_key_padding_mask=ids == 0))
 
 
-@given(configs(), seeds, st.permutations(range(5)))
-def test_order_is_known_by_positions_alone(config, seed, order):
-    """Permuting the input permutes the output."""
-    encoder, x = build(config, seed), random_tensor(seed, 2, 5, config.d_model)
+@given(configs(), seeds, dtypes, st.permutations(range(5)))
+def test_order_is_known_by_positions_alone(config, seed, dtype, order):
+    """Permuting the words, and their padding with them, permutes the output."""
+    encoder, x = build(config, seed, dtype), random_tensor(seed, 2, 5, config.d_model, dtype=dtype)
+    mask = padding_mask(padded_ids(seed, 2, 5, vocab_size=9))
     close(encoder(x[:, order]), encoder(x)[:, order])
+    close(encoder(x[:, order], mask[..., order]), encoder(x, mask)[:, order])
 
 
 @given(configs(), seeds, sizes, sizes)
@@ -61,6 +64,31 @@ def test_padding_has_no_influence(config, seed, s, more):
     x = random_tensor(seed, 3, s + more, config.d_model)
     mask = torch.arange(s + more)[None] < s
     close(encoder(x, mask)[:, :s], encoder(x[:, :s]))
+    garbage = torch.cat([x[:, :s], 1e3 * x[:, s:]], dim=1)
+    close(encoder(garbage, mask)[:, :s], encoder(x[:, :s]))
+
+
+@given(configs(), seeds, sizes)
+def test_neighbours_have_no_influence(config, seed, s):
+    """F10: each sentence of a batch, alone, without its padding."""
+    encoder, ids = build(config, seed), padded_ids(seed, 3, s, vocab_size=9)
+    x = random_tensor(seed, 3, s, config.d_model)
+    for row, output in enumerate(encoder(x, padding_mask(ids))):
+        words = ids[row] != 0
+        close(output[None, words], encoder(x[row, words][None]))
+
+
+@given(configs(d_model=12), seeds)
+def test_what_flows_is_the_mask(config, seed):
+    """Each word depends on all words of its own sentence, and on nothing else."""
+    encoder = build(config, seed, torch.float64)
+    words = padded_ids(seed, 2, 4, vocab_size=9) != 0
+    x = random_tensor(seed, 2, 4, 12, dtype=torch.float64)
+    moves = flow(lambda x: encoder(x, words[:, None, None]), x)
+    for b in range(2):
+        own = moves[b, words[b], b]
+        assert own[:, words[b]].all() and not own[:, ~words[b]].any()
+        assert not moves[b, :, 1 - b].any()
 
 
 @given(configs(norm_first=False), seeds)
@@ -80,7 +108,7 @@ def test_pre_norm_output_is_not_normalised():
 
 
 def test_layers_share_nothing():
-    """F23: different objects, different values, twice the parameters."""
+    """F23: different objects, different values, twice the parameters, gradients of their own."""
     one, two = (Encoder(n, 8, 2, 16) for n in (1, 2))
     assert sum(p.numel() for p in two.parameters()) == 2 * sum(p.numel() for p in one.parameters())
     first, second = (dict(layer.named_parameters()) for layer in two.layers)
@@ -88,6 +116,9 @@ def test_layers_share_nothing():
         assert first[name] is not second[name]
         if "norm" not in name:
             assert not first[name].equal(second[name]), f"{name} starts equal"
+    (two(random_tensor(0, 2, 5, 8)) @ random_tensor(1, 8)).sum().backward()
+    for name in first:
+        assert not first[name].grad.equal(second[name].grad), name
 
 
 def test_dropout_is_off_in_evaluation():

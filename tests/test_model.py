@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from support import (
     close,
     configs,
@@ -22,15 +23,19 @@ from support import (
     sizes,
     source_and_target,
 )
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from transformer_lit.data import BOS, PAD
 from transformer_lit.model import (
+    SHAPES,
+    Shape,
     Transformer,
     TransformerConfig,
     count_matrices,
     count_parameters,
     flops_per_token,
+    matrices,
 )
 from transformer_lit.multi_head import record_attention
 
@@ -239,6 +244,9 @@ def test_matrices_are_counted_right(config):
     assert counts.pop("total") == sum(counts.values()) == real
 
 
+# What it weighs
+
+
 def test_parameters_of_the_paper():
     """Table 3: 65 and 213 million, with a vocabulary of 37000; added up here by hand."""
     base, big = TransformerConfig.base(37_000), TransformerConfig.big(37_000)
@@ -251,13 +259,185 @@ def test_parameters_of_the_paper():
 
 @given(configs(), st.integers(2, 8))
 def test_operations_are_counted_right(config, length):
-    """As PyTorch counts them while the model runs."""
+    """As PyTorch counts them while the model runs; training takes three times as many."""
     ids = random_ids(0, 1, length, vocab_size=8)
     model = Transformer(config)
     with FlopCounterMode(display=False) as counter, record_attention(model):
-        model(ids, ids)
+        logits = model(ids, ids)
+        forward = counter.get_total_flops()
+        logits.sum().backward()
     flops = flops_per_token(config, length)
-    assert flops.pop("total") == sum(flops.values()) == counter.get_total_flops() / length
+    assert flops.pop("total") == sum(flops.values()) == forward / length
+    assert counter.get_total_flops() == 3 * forward
+
+
+class Attention(nn.Module):
+    """Attention of any shape, from linear layers alone, to be counted."""
+
+    def __init__(self, s: Shape):
+        super().__init__()
+        self.h, self.g = s.n_heads, s.n_heads if s.n_kv_heads is None else s.n_kv_heads
+        width = s.d_model // s.n_heads
+        k, v = width if s.d_k is None else s.d_k, width if s.d_v is None else s.d_v
+        self.q = nn.Linear(s.d_model, self.h * k, bias=s.bias)
+        self.k = nn.Linear(s.d_model, self.g * k, bias=s.bias)
+        self.v = nn.Linear(s.d_model, self.g * v, bias=s.bias)
+        self.o = nn.Linear(self.h * v, s.d_model, bias=s.bias)
+
+    def forward(self, x, memory):
+        q, k, v = self.q(x), self.k(memory), self.v(memory)
+        q = q.unflatten(-1, (self.h, -1)).transpose(0, 1)  # (h, t, k)
+        k, v = (
+            y.unflatten(-1, (self.g, -1)).transpose(0, 1).repeat_interleave(self.h // self.g, dim=0)
+            for y in (k, v)
+        )
+        return self.o(((q @ k.mT).softmax(dim=-1) @ v).transpose(0, 1).flatten(1))
+
+
+class Layers(nn.Module):
+    """All layers of a shape, with its tables and norms, written down without the package."""
+
+    def __init__(self, s: Shape):
+        super().__init__()
+        d, f, bias = s.d_model, s.d_ff, s.bias
+        attentions, networks = s.n_layers + 2 * s.n_cross_layers, s.n_layers + s.n_cross_layers
+        norm = nn.LayerNorm if s.norm_shift else nn.RMSNorm
+        self.tables = nn.ModuleList(nn.Embedding(rows, d) for rows in s.tables)
+        self.attention = nn.ModuleList(Attention(s) for _ in range(attentions))
+        self.feed_forward = nn.ModuleList(
+            nn.ModuleList(
+                [nn.Linear(d, f, bias=bias)]
+                + ([nn.Linear(d, f, bias=bias)] if s.gated else [])
+                + [nn.Linear(f, d, bias=bias)]
+            )
+            for _ in range(networks)
+        )
+        self.norms = nn.ModuleList(
+            norm(d) for _ in range(attentions + networks + s.n_last_norms)
+        )  # one for each sublayer
+
+    def forward(self, ids):
+        x = self.tables[0](ids)
+        for attention in self.attention:
+            x = attention(x, x)
+        for first, *gate, last in self.feed_forward:
+            y = first(x)
+            for g in gate:
+                y = y * g(x)
+            x = last(y)
+        return x @ self.tables[0].weight.mT
+
+
+@st.composite
+def measures(draw: st.DrawFn) -> dict:
+    """Draw what describes the shape of a small model of any family."""
+    groups, kv_heads = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    heads, v = groups * kv_heads, draw(st.integers(2, 20))
+    return dict(
+        vocab_size=v,
+        d_model=heads * draw(st.integers(1, 4)),
+        n_heads=heads,
+        d_ff=draw(st.integers(1, 12)),
+        n_layers=draw(st.integers(1, 3)),
+        tables=draw(st.sampled_from([(v,), (v, v), (v, 7), (v, v, 5)])),
+        n_cross_layers=draw(st.integers(0, 2)),
+        n_kv_heads=draw(st.sampled_from([None, kv_heads])),
+        d_k=draw(st.none() | st.integers(1, 5)),
+        d_v=draw(st.none() | st.integers(1, 5)),
+        gated=draw(st.booleans()),
+        bias=draw(st.booleans()),
+        norm_shift=draw(st.booleans()),
+        n_last_norms=draw(st.integers(0, 2)),
+    )
+
+
+@given(measures(), st.integers(1, 6))
+def test_models_of_any_family_are_counted_right(values, length):
+    """By kind: parameters, matrices, and operations forward and backward."""
+    shape = Shape(**values)
+    with torch.device("meta"):
+        model = Layers(shape)
+    kinds = {"embedding": "tables", "norm": "norms", "attention": "attention"}
+    kinds["feed_forward"] = "feed_forward"
+    real = {
+        kind: sum(p.numel() for p in getattr(model, part).parameters())
+        for kind, part in kinds.items()
+    }
+    assert count_parameters(shape) == {**real, "total": sum(real.values())}
+    real = {
+        kind: sum(p.dim() == 2 for p in getattr(model, part).parameters())
+        for kind, part in kinds.items()
+        if kind != "norm"
+    }
+    assert count_matrices(shape) == {**real, "total": sum(real.values())}
+    with FlopCounterMode(display=False) as counter:
+        logits = model(torch.zeros(length, dtype=torch.long, device="meta"))
+        forward = counter.get_total_flops()
+        logits.sum().backward()
+    flops = flops_per_token(shape, length)
+    assert flops.pop("total") == sum(flops.values()) == forward / length
+    assert counter.get_total_flops() == 3 * forward
+
+
+def test_parameters_of_published_models():
+    """To the last one where the files are public; GPT-3 as its Table D.1 rounds it."""
+    totals = {name: count_parameters(shape)["total"] for name, shape in SHAPES.items()}
+    assert totals.pop("GPT-2") == 124_439_808
+    assert totals.pop("Llama 3 8B") == 8_030_261_248
+    assert totals.pop("Llama 3 70B") == 70_553_706_496
+    assert round(totals.pop("GPT-3") / 1e8) == 1746
+    assert not totals
+    found = {name: count_matrices(shape)["total"] for name, shape in SHAPES.items()}
+    assert found == {"GPT-2": 74, "GPT-3": 578, "Llama 3 8B": 226, "Llama 3 70B": 562}
+
+
+def test_variants_of_the_paper():
+    """Table 3: rows (A) weigh the same; rows (B) lose 18 times 2 d h (64 - d_k), and biases."""
+    base = Shape.of(TransformerConfig.base(37_000))
+    for heads in (1, 4, 16, 32):
+        assert count_parameters(dataclasses.replace(base, n_heads=heads)) == count_parameters(base)
+    for d_k in (16, 32):
+        less = 18 * 2 * (512 + 1) * 8 * (64 - d_k)
+        total = count_parameters(dataclasses.replace(base, d_k=d_k))["total"]
+        assert total == 63_082_496 - less
+    assert Shape.of(base) is base
+
+
+def test_matrices_are_listed_one_kind_a_line():
+    """The gate counts with W1, the output matrix with the tables."""
+    listed = matrices(dataclasses.replace(TINY, tie="none", gated=True))
+    assert [(m.name, m.n_in, m.n_out, m.number) for m in listed] == [
+        ("table", 10, 4, 1),
+        ("table", 10, 4, 1),
+        ("table", 10, 4, 1),
+        ("W^Q", 4, 4, 6),
+        ("W^K", 4, 4, 6),
+        ("W^V", 4, 4, 6),
+        ("W^O", 4, 4, 6),
+        ("W1", 4, 6, 8),
+        ("W2", 6, 4, 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_heads": 5}, "d_model=12 must be a multiple of n_heads=5, or d_k and d_v"),
+        ({"n_heads": 5, "d_k": 3}, "d_model=12 must be a multiple of n_heads=5"),
+        ({"n_heads": 6, "n_kv_heads": 4}, "n_heads=6 must be a multiple of n_kv_heads=4"),
+        *(
+            ({name: 0}, f"{name} must be at least 1, not 0")
+            for name in ("d_model", "n_heads", "n_kv_heads", "d_k", "d_v", "d_ff", "vocab_size")
+        ),
+        ({"n_layers": -1}, "n_layers must be at least 0, not -1"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(options, message):
+    """The message names the value."""
+    values = {"vocab_size": 9, "d_model": 12, "n_heads": 3, "d_ff": 5, "n_layers": 1}
+    with pytest.raises(ValueError, match=message):
+        Shape(**{**values, "tables": (9,), **options})
+    Shape(**{**values, "tables": (9,), "n_heads": 5, "d_k": 3, "d_v": 2})
 
 
 @pytest.mark.parametrize(
@@ -378,13 +558,83 @@ def test_a_truncated_file_is_named(tmp_path):
         Transformer.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"d_model": 8}, {"n_layers": 3}, {"tie": "none"}, {"gated": True}, {"bias": False}]
-)
-def test_files_that_do_not_fit_each_other_are_refused(changes, tmp_path):
-    """The message names what does not fit."""
-    Transformer(TINY).save(tmp_path)
-    path = tmp_path / "config.json"
+def change_config(folder, **changes):
+    path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(ValueError, match=r"do not fit its configuration: \w+\..* (is|has)"):
-        Transformer.load(tmp_path)
+
+
+def test_files_that_do_not_fit_each_other_are_refused(tmp_path):
+    """The message names what does not fit."""
+    for changes, message in (
+        ({"d_model": 8}, r"d_model is 8, but src_embedding.tokens.weight is \(10, 4\)"),
+        ({"n_layers": 3}, "n_layers is 3, but the encoder has 2"),
+        ({"n_layers": 1}, "n_layers is 1, but the encoder has 2"),
+        ({"tie": "none"}, "tgt_vocab_size is 10, but tgt_embedding.tokens.weight is missing"),
+        ({"positions": "learned"}, "max_len is 512, but src_embedding.positions.table is missing"),
+        ({"gated": True}, "feed_forward.gate.bias is missing"),
+        ({"bias": False}, "in_proj.bias has no place"),
+    ):
+        Transformer(TINY).save(tmp_path)
+        change_config(tmp_path, **changes)
+        with pytest.raises(ValueError, match=f"do not fit its configuration: .*{message}"):
+            Transformer.load(tmp_path)
+
+
+def test_files_that_lack_a_weight_are_refused(tmp_path):
+    """The message names it."""
+    for missing in ("src_embedding.tokens.weight", "decoder.layers.1."):
+        Transformer(TINY).save(tmp_path)
+        path = tmp_path / "model.safetensors"
+        save_file({n: w for n, w in load_file(path).items() if not n.startswith(missing)}, path)
+        with pytest.raises(ValueError, match=f"do not fit its configuration: .*{missing}"):
+            Transformer.load(tmp_path)
+
+
+def test_an_absurd_size_is_compared_before_anything_is_built(tmp_path, monkeypatch):
+    """So that no slip in a file can ask for more memory than there is."""
+    sizes = ("vocab_size", "tgt_vocab_size", "d_model", "d_ff", "n_layers", "max_len")
+    Transformer(dataclasses.replace(TINY, tie="none", positions="learned")).save(tmp_path)
+    written = (tmp_path / "config.json").read_text()
+
+    def build(*args):
+        pytest.fail("built before it was compared")
+
+    monkeypatch.setattr(Transformer, "__init__", build)
+    for name in sizes:
+        for size in (10**9, 10**30):
+            (tmp_path / "config.json").write_text(written)
+            change_config(tmp_path, **{name: size})
+            with pytest.raises(ValueError, match=f"configuration: {name} is {size}, but"):
+                Transformer.load(tmp_path)
+
+
+def test_sinusoids_need_no_longest_length(tmp_path):
+    """A number that is not used asks for no memory."""
+    tables = [
+        Transformer(dataclasses.replace(TINY, max_len=n)).src_embedding.positions.table
+        for n in (1, 5000)
+    ]
+    assert tables[0].equal(tables[1])
+    Transformer(TINY).save(tmp_path)
+    change_config(tmp_path, max_len=10**12)
+    assert Transformer.load(tmp_path).config.max_len == 10**12
+
+
+def test_a_compiled_model_is_saved_under_plain_names(tmp_path):
+    """F51: compiled whole or in part; and a file with the prefix is understood."""
+    for tie in ("all", "output", "none"):
+        model = random_model(dataclasses.replace(TINY, tie=tie), 0)
+        src, tgt = source_and_target(TINY, 0, 2, 5, 4)
+        expected, weights = model(src, tgt), {n: p.detach() for n, p in model.named_parameters()}
+        torch.compile(model).save(tmp_path / "whole")
+        model.encoder.layers[0] = torch.compile(model.encoder.layers[0])
+        model.decoder = torch.compile(model.decoder)
+        model.save(tmp_path / "part")
+        for name in ("whole", "part"):
+            path = tmp_path / name / "model.safetensors"
+            assert load_file(path).keys() == weights.keys()
+            assert Transformer.load(path.parent)(src, tgt).equal(expected)
+        save_file({f"_orig_mod.{n}": w for n, w in weights.items()}, path)
+        loaded = Transformer.load(path.parent)
+        assert loaded(src, tgt).equal(expected)
+        assert loaded.state_dict().keys() == Transformer(model.config).state_dict().keys()

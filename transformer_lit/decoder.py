@@ -19,8 +19,8 @@ from .multi_head import KeyValueCache, MultiHeadAttention
 def decoder_mask(ids: Int[Tensor, "b t"], pad: int = 0) -> Bool[Tensor, "b 1 t t"]:
     """Join the causal and the padding mask of target ``ids`` (section 3.2.3).
 
-    Padding is hidden as a key only; its rows, as queries, stay as they are, since what they
-    compute is never used.
+    Padding is hidden as a key only. As queries its rows stay as they are: what they compute is
+    never used.
 
     Parameters
     ----------
@@ -187,7 +187,14 @@ class Decoder(nn.Module):
         ------
         TypeError
             If a mask is not boolean.
+        ValueError
+            If the cache was made for another number of layers.
         """
+        if cache and len(cache.layers) != len(self.layers):
+            raise ValueError(
+                f"the cache is for {len(cache.layers)} layers, and the decoder has "
+                f"{len(self.layers)}: make it with DecoderCache({len(self.layers)})"
+            )
         for i, layer in enumerate(self.layers):
             x = layer(x, memory, mask, memory_mask, cache.layers[i] if cache else None)
         return self.norm(x)

@@ -59,13 +59,13 @@ class EncoderLayer(nn.Module):
     def forward(
         self, x: Float[Tensor, "b s d"], mask: Tensor | None = None
     ) -> Float[Tensor, "b s d"]:
-        """Transform ``x`` under a boolean ``mask``, broadcastable to ``(b, h, s, s)``."""
+        """Transform ``x`` of shape ``(b, s, d)``; see `Encoder.forward`."""
         x = self.residual1(x, lambda y: self.self_attention(y, mask=mask))
         return self.residual2(x, self.feed_forward)
 
 # %% ../nbs/06_encoder.ipynb #2d1378da
 class Encoder(nn.Module):
-    """A stack of `EncoderLayer`, each with weights of its own.
+    """A stack of `EncoderLayer`, each with weights of its own (section 3.1).
 
     With pre-norm, a last LayerNorm follows the stack, since otherwise nothing would normalise
     its output.
@@ -74,11 +74,7 @@ class Encoder(nn.Module):
     ----------
     n_layers
         Number of layers.
-    d_model
-        Width ``d``.
-    n_heads, d_ff
-        As in `EncoderLayer`.
-    norm_first, **options
+    d_model, n_heads, d_ff, norm_first, **options
         As in `EncoderLayer`.
     """
 
@@ -102,7 +98,28 @@ class Encoder(nn.Module):
     def forward(
         self, x: Float[Tensor, "b s d"], mask: Tensor | None = None
     ) -> Float[Tensor, "b s d"]:
-        """Read ``x`` under a boolean ``mask``, broadcastable to ``(b, h, s, s)``."""
+        """Read ``x``.
+
+        Parameters
+        ----------
+        x
+            The embedded source, of shape ``(b, s, d)``.
+        mask
+            Boolean, broadcastable to ``(b, h, s, s)``; True means *may attend*. Most often the
+            source's padding mask, ``(b, 1, 1, s)``.
+
+        Returns
+        -------
+        Tensor
+            Of shape ``(b, s, d)``.
+
+        Raises
+        ------
+        TypeError
+            If the mask is not boolean.
+        ValueError
+            If ``x`` has another width, or the mask does not stretch to the scores.
+        """
         for layer in self.layers:
             x = layer(x, mask)
         return self.norm(x)

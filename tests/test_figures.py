@@ -1,0 +1,137 @@
+"""Masks in words and in pictures: they say what the mask says, and refuse what does not fit."""
+
+import re
+
+import matplotlib
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import padded_ids, random_mask, seeds, sizes
+
+from transformer_lit.attention import causal_mask, padding_mask
+from transformer_lit.decoder import decoder_mask
+from transformer_lit.figures import describe_mask, explore_mask, plot_mask
+
+matplotlib.use("Agg")
+WORDS = st.lists(st.sampled_from(["<bos>", "<pad>", "the", "cat", "猫"]), min_size=1, max_size=6)
+
+
+@pytest.fixture(autouse=True)
+def closed_figures():
+    yield
+    plt.close("all")
+
+
+def places(line: str, keys: list[str]) -> list[bool]:
+    """Read a line of the description back: which of the keys it names."""
+    told = line.split(" may attend to: ")[1].split(" ")
+    seen = [False] * len(keys)
+    for word in told if told != ["nothing"] else []:
+        label, place = re.fullmatch(r"(.*?)(?:\[(\d+)\])?", word).groups()
+        assert (keys.count(label) > 1) == (place is not None)
+        seen[int(place) if place else keys.index(label)] = True
+    return seen
+
+
+@given(WORDS, WORDS, seeds)
+def test_the_words_say_what_the_mask_says(queries, keys, seed):
+    """Read back, they are the mask again."""
+    mask = random_mask(seed, len(queries), len(keys))
+    lines = describe_mask(mask, queries, keys).splitlines()
+    for i, (line, query) in enumerate(zip(lines, queries, strict=True)):
+        assert line.startswith(f"query {i} {query!r} ")
+        assert places(line, keys) == mask[i].tolist()
+
+
+@given(seeds, sizes, sizes)
+def test_a_batch_is_told_sentence_by_sentence(seed, b, t):
+    """As the decoder gets it; numbers where there are no labels."""
+    mask = decoder_mask(padded_ids(seed, b, t, vocab_size=9))
+    told = describe_mask(mask)
+    alone = [describe_mask(grid[0]) for grid in mask]
+    assert re.split(r"\n?sentence \d+\n", told)[1:] == alone or (b == 1 and told == alone[0])
+    keys = [str(i) for i in range(t)]
+    if t > 1:
+        assert [places(line, keys) for line in alone[0].splitlines()] == mask[0, 0].tolist()
+
+
+def test_causal_mask_of_a_sentence():
+    assert describe_mask(causal_mask(3), ["<bos>", "the", "cat"]).splitlines() == [
+        "query 0 '<bos>' may attend to: <bos>",
+        "query 1 'the'   may attend to: <bos> the",
+        "query 2 'cat'   may attend to: <bos> the cat",
+    ]
+
+
+def test_one_row_holds_for_all_queries():
+    """A padding mask has one; with labels, each query gets its line."""
+    mask = padding_mask(torch.tensor([[5, 6, 0], [5, 0, 0]]))
+    keys = [["es", "regnet", "<pad>"], ["ja", "<pad>", "<pad>"]]
+    assert describe_mask(mask, keys=keys).splitlines() == [
+        "sentence 0",
+        "every query may attend to: es regnet",
+        "sentence 1",
+        "every query may attend to: ja",
+    ]
+    cross = describe_mask(mask, [["it", "rains"], ["yes", "."]], keys).splitlines()
+    assert cross[2] == "query 1 'rains' may attend to: es regnet" and len(cross) == 6
+    own = describe_mask(mask[:1], ["a", "b", "c"])  # as many: self-attention
+    assert own.splitlines()[2] == "query 2 'c' may attend to: a b"
+    assert describe_mask(mask[0, 0, 0] & False) == "every query may attend to: nothing"
+
+
+SQUARE = torch.ones(2, 2, dtype=torch.bool)
+BATCH = torch.ones(3, 1, 2, 2, dtype=torch.bool)
+REFUSED = [
+    ((SQUARE.float(),), TypeError, "mask.bool()"),
+    ((BATCH[0],), ValueError, "write mask[:, None]"),
+    ((BATCH[None],), ValueError, "(1, 3, 1, 2, 2)"),
+    ((SQUARE[:0],), ValueError, "no axis of length 0"),
+    ((BATCH.transpose(0, 1),), ValueError, "3 heads"),
+    ((SQUARE, "ab"), TypeError, "queries must be a list of labels, not one text"),
+    ((SQUARE, torch.arange(2)), TypeError, "not of type Tensor"),
+    ((SQUARE, ["a", ["b"]]), TypeError, "not both"),
+    ((SQUARE, ["a"]), ValueError, "queries has 1 labels in sentence 0, and the mask has 2"),
+    ((SQUARE, None, ["a"]), ValueError, "keys has 1 labels"),
+    ((SQUARE, ["a", "b", "c"]), ValueError, "queries has 3 labels"),
+    ((SQUARE[:1], []), ValueError, "queries has 0 labels"),
+    ((BATCH, ["a", "b"]), ValueError, "labels for 1 sentences, and the mask is for 3"),
+    ((BATCH, 3 * [["a", "b"]], [["a", "b"], ["a", "b"], ["a"]]), ValueError, "in sentence 2"),
+]
+
+
+def test_what_does_not_fit_is_refused():
+    """The error names what is wrong, and nothing is drawn."""
+    before = plt.get_fignums()
+    for arguments, error, words in REFUSED:
+        for function in (describe_mask, explore_mask):
+            with pytest.raises(error, match=re.escape(words)):
+                function(*arguments)
+    assert plt.get_fignums() == before
+
+
+def test_it_is_printed_and_drawn(capsys):
+    """A picture for each sentence, whose cells are the mask and whose labels are the words."""
+    for b in (1, 2, 4):
+        mask = decoder_mask(padded_ids(b, b, 4, vocab_size=9))
+        queries = [[f"word{i}", "b", "c", "d"] for i in range(b)]
+        labels = queries if b > 1 else queries[0]
+        explore_mask(mask, labels)
+        assert capsys.readouterr().out == describe_mask(mask, labels) + "\n"
+        axes = [ax for ax in plt.gcf().axes if ax.images]
+        assert len(axes) == b
+        for i, ax in enumerate(axes):
+            assert (ax.images[0].get_array() > 0.5).tolist() == mask[i, 0].tolist()
+            for axis in (ax.get_xticklabels(), ax.get_yticklabels()):
+                assert [label.get_text() for label in axis] == queries[i]
+            titles = ax.get_title(loc="left") + ax.get_title(loc="center")  # the style says where
+            assert titles == (f"sentence {i}" if b > 1 else "")
+        plt.gcf().canvas.draw()
+
+
+def test_only_a_boolean_mask_is_drawn():
+    with pytest.raises(TypeError, match="boolean"):
+        plot_mask(SQUARE.float())
+    assert not plt.get_fignums() or not plt.gca().images
