@@ -1,5 +1,7 @@
 """Multi-head attention: equal to PyTorch's; the cache equal to the full pass."""
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given
@@ -62,8 +64,8 @@ def test_equals_pytorch(layer, seed, b, t, s, kept, self_attention):
             d, layer.n_heads, bias=layer.in_proj.bias is not None, batch_first=True
         ),
     )
-    x = random_tensor(seed, b, t, d, dtype=dtype)
-    memory = x if self_attention else random_tensor(seed + 1, b, s, d, dtype=dtype)
+    x = random_tensor(seed, b, t, d, dtype=dtype).requires_grad_()
+    memory = x if self_attention else random_tensor(seed + 1, b, s, d, dtype=dtype).requires_grad_()
     mask = random_mask(seed, b, 1, t, memory.size(1), kept=kept, first=True)
     expected, weights = theirs(
         x,
@@ -77,20 +79,43 @@ def test_equals_pytorch(layer, seed, b, t, s, kept, self_attention):
     with record_attention(layer):
         close(layer(x, None if self_attention else memory, mask), expected)
     close(layer.weights, weights)
-    output.square().sum().backward()
-    expected.square().sum().backward()
-    close(layer.in_proj.weight.grad, theirs.in_proj_weight.grad)
-    close(layer.out_proj.weight.grad, theirs.out_proj.weight.grad)
+    for ours, torchs in zip(
+        torch.autograd.grad(output.square().sum(), [x, memory, *layer.parameters()]),
+        torch.autograd.grad(expected.square().sum(), [x, memory, *theirs.parameters()]),
+        strict=True,
+    ):
+        close(ours, torchs)
 
 
-@given(layers(), seeds, sizes, sizes, st.lists(st.integers(1, 3), min_size=1, max_size=5))
-def test_cached_self_attention_equals_the_full_pass(layer, seed, b, first, pieces):
+@given(seeds, sizes, sizes, sizes, st.integers(1, 3), st.integers(1, 4), st.booleans())
+def test_loads_the_state_of_a_torch_module(seed, b, t, s, n_heads, k, bias):
+    """From the other side: two names are changed, and nothing else."""
+    d = n_heads * k
+    theirs = randomise(nn.MultiheadAttention(d, n_heads, bias=bias, batch_first=True), seed)
+    layer = MultiHeadAttention(d, n_heads, bias=bias)
+    layer.load_state_dict(
+        {name.replace("in_proj_", "in_proj."): w for name, w in theirs.state_dict().items()}
+    )
+    x, memory = random_tensor(seed + 1, b, t, d), random_tensor(seed + 2, b, s, d)
+    expected, weights = theirs(x, memory, memory, average_attn_weights=False)
+    with record_attention(layer):
+        close(layer(x, memory), expected)
+    close(layer.weights, weights)
+
+
+@given(
+    layers(), seeds, sizes, sizes, st.lists(st.integers(1, 3), min_size=1, max_size=5), masks_kept
+)
+def test_cached_self_attention_equals_the_full_pass(layer, seed, b, first, pieces, kept):
     """The positions come in pieces of any length, and the buffers double when full."""
     pieces = [first, *pieces]
     x = random_tensor(seed, b, sum(pieces), layer.d_model)
-    cache = KeyValueCache()
-    parts = [layer(part, causal=True, cache=cache) for part in x.split(pieces, dim=1)]
-    close(torch.cat(parts, dim=1), layer(x, causal=True))
+    mask = random_mask(seed, b, 1, 1, x.size(1), kept=kept)  # of padding
+    cache, parts = KeyValueCache(), []
+    for part in x.split(pieces, dim=1):
+        end = cache.length + part.size(1)
+        parts.append(layer(part, mask=mask[..., :end], causal=True, cache=cache))
+    close(torch.cat(parts, dim=1), layer(x, mask=mask, causal=True))
     assert cache.length == x.size(1)
 
 
@@ -103,6 +128,82 @@ def test_cached_cross_attention_reads_the_memory_once(layer, seed, t, s):
         close(layer(x, memory, cache=cache), layer(x, memory))
         assert cache.length == s
     close(layer(x, torch.zeros_like(memory), cache=cache), layer(x, memory))
+
+
+@given(layers(), seeds, sizes, sizes, sizes)
+def test_a_batch_mate_changes_nothing(layer, seed, t, s, longer):
+    """F10: with the source's padding mask, a sentence is what it is alone."""
+    x = random_tensor(seed, 2, t, layer.d_model)
+    memory = random_tensor(seed + 1, 2, s + longer, layer.d_model)
+    mask = (torch.arange(s + longer) < torch.tensor([[s], [s + longer]]))[:, None, None]
+    close(layer(x, memory, mask)[:1], layer(x[:1], memory[:1, :s]))
+
+
+@given(layers(), seeds, sizes, sizes, sizes, st.data())
+def test_masks_stretch(layer, seed, b, t, s, data):
+    """A mask of one, two or four axes, of full size or 1, is the same as when written out."""
+    whole = (b, layer.n_heads, t, s)
+    shape = tuple(data.draw(st.sampled_from([1, n])) for n in whole)
+    shape = shape[4 - data.draw(st.sampled_from([1, 2, 4])) :]
+    mask = random_mask(seed, *shape)
+    x, memory = (random_tensor(seed + i, b, n, layer.d_model) for i, n in enumerate((t, s)))
+    for record in (False, True):
+        layer.record = record
+        close(layer(x, memory, mask), layer(x, memory, mask.expand(whole)))
+
+
+def test_a_mask_of_three_axes_is_refused():
+    """With two sentences and two heads PyTorch would take one for the other."""
+    layer, x = MultiHeadAttention(4, 2), torch.zeros(2, 3, 4)
+    for layer.record, shape in product((False, True), [(2, 3, 3), (1, 1, 3), (2, 1, 3)]):
+        with pytest.raises(ValueError, match=r"three axes.*mask\[:, None\].*mask\[None\]"):
+            layer(x, mask=torch.ones(shape, dtype=torch.bool))
+
+
+def test_a_mask_that_does_not_fit_is_refused():
+    """While recording, one sentence with a mask for three would become three."""
+    layer, x, memory = MultiHeadAttention(4, 2), torch.zeros(1, 1, 4), torch.zeros(1, 3, 4)
+    shapes = [(3, 1, 1, 3), (1, 3, 1, 3), (1, 1, 2, 3), (1, 1, 1, 2), (2, 3), (4,), (), (1,) * 5]
+    for layer.record, shape in product((True, False), shapes):
+        with pytest.raises(ValueError, match="1 sentences, 2 heads, 1 queries and 3 keys"):
+            layer(x, memory, torch.ones(shape, dtype=torch.bool))
+
+
+def test_causal_attention_needs_a_key_for_each_query():
+    """On the fused path and while recording."""
+    layer, x = MultiHeadAttention(4, 2), torch.zeros(1, 5, 4)
+    for layer.record in (False, True):
+        with pytest.raises(ValueError, match="5 queries for 3 keys"):
+            layer(x, x[:, :3], causal=True)
+
+
+def test_other_widths_are_refused():
+    """Of the input and of the memory; the message tells the one that fits."""
+    layer, x = MultiHeadAttention(4, 2), torch.zeros(1, 2, 6)
+    for arguments in ((x,), (x, x)):
+        with pytest.raises(ValueError, match=r"x must .*d_model=4\), not \(1, 2, 6\)"):
+            layer(*arguments)
+
+
+def test_a_cache_of_another_source_is_refused():
+    """By its length, or by the number of its sentences, as far as they tell."""
+    layer, x, cache = MultiHeadAttention(4, 2), torch.zeros(3, 2, 4), KeyValueCache()
+    layer(x[:1], torch.zeros(1, 5, 4), cache=cache)
+    with pytest.raises(ValueError, match="memory of 5 positions, and this one has 6"):
+        layer(x[:1], torch.zeros(1, 6, 4), cache=cache)
+    with pytest.raises(ValueError, match="x has 3 sentences, and there are keys for 1"):
+        layer(x, torch.zeros(3, 5, 4), cache=cache)
+
+
+def test_the_cache_refuses_what_it_would_stretch():
+    """One sentence would be written into the rows of all three, and float64 be rounded."""
+    cache, key = KeyValueCache(), torch.zeros(3, 2, 1, 4)
+    cache.append(key, key)
+    pairs = [(other, other) for other in (key[:1], key[:, :1], key[..., :1], key.double())]
+    for new_key, new_value in [*pairs, (key, key.double())]:
+        with pytest.raises(ValueError, match=r"\(3, 2, 4\) in torch.float32 .* of its own"):
+            cache.append(new_key, new_value)
+    assert cache.length == 1
 
 
 @given(seeds, st.lists(st.integers(1, 3), min_size=1, max_size=6), st.data())
@@ -120,6 +221,53 @@ def test_the_cache_holds_what_was_appended(seed, pieces, data):
             key, value, rows = key[chosen], value[chosen], len(chosen)
         assert cache.length == key.size(2)
         assert cache.key.equal(key) and cache.value.equal(value)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=30))
+def test_the_buffer_doubles_when_full(pieces):
+    """It moves only when it has to, and so seldom that a position costs no more than itself."""
+    cache, room, address = KeyValueCache(), pieces[0], None
+    for t in pieces:
+        new = torch.zeros(1, 1, t, 1)
+        cache.append(new, new)
+        if cache.length > room:
+            room = 2 * cache.length
+            assert cache.key.data_ptr() != address
+        elif address is not None:
+            assert cache.key.data_ptr() == address
+        address = cache.key.data_ptr()
+        assert cache.key.untyped_storage().nbytes() == 2 * room * new.element_size()
+
+
+def test_an_empty_cache():
+    """There is nothing to select or to read, and the first call decides on the batch."""
+    cache, key = KeyValueCache(), random_tensor(0, 3, 2, 4, 5)
+    cache.select(torch.tensor([1, 0]))
+    assert cache.length == 0
+    for name in ("key", "value"):
+        with pytest.raises(ValueError, match="empty"):
+            getattr(cache, name)
+    cache.append(key, -key)
+    assert cache.key.equal(key) and cache.value.equal(-key)
+
+
+def test_the_cache_shares_nothing_with_what_it_is_given():
+    """Neither does a later change reach it, nor does it keep more than keys and values alive."""
+    cache, key = KeyValueCache(), torch.ones(1, 1, 2, 3)
+    cache.append(key, key)
+    key.zero_()
+    assert cache.key.all() and cache.value.all()
+
+
+@given(layers(), seeds, sizes, sizes)
+def test_recording_follows_the_cache(layer, seed, first, t):
+    """F14: with fewer queries than keys, they are the last positions."""
+    x, cache = random_tensor(seed, 2, first + t, layer.d_model), KeyValueCache()
+    with record_attention(layer):
+        whole, weights = layer(x, causal=True), layer.weights
+        layer(x[:, :first], causal=True, cache=cache)
+        close(layer(x[:, first:], causal=True, cache=cache), whole[:, first:])
+    close(layer.weights, weights[:, :, first:])
 
 
 @given(layers(), seeds, sizes, st.booleans())
@@ -143,20 +291,42 @@ def test_recording_ends_with_an_error_too():
     assert not layer.record
 
 
+def test_recordings_may_be_nested():
+    """The outer one goes on after the inner one."""
+    layer = MultiHeadAttention(4, 2)
+    with record_attention(layer):
+        with record_attention(nn.Sequential(layer)):
+            assert layer.record
+        assert layer.record
+    assert not layer.record
+
+
 def test_attention_dropout_is_off_in_evaluation():
-    """F31: p = .9, twice, equal; while training they differ."""
+    """F31: p = .9, twice, equal; while training they differ, and the weights kept do not."""
     layer = MultiHeadAttention(8, 2, dropout=0.9)
-    x = random_tensor(0, 2, 5, 8)
-    torch.manual_seed(0)
-    assert not layer(x).equal(layer(x))
-    layer.eval()
-    assert layer(x).equal(layer(x))
     without = MultiHeadAttention(8, 2)
     without.load_state_dict(layer.state_dict())
-    close(layer(x), without(x))
+    x = random_tensor(0, 2, 5, 8)
+    torch.manual_seed(0)
+    for layer.record in (False, True):
+        layer.train()
+        assert not layer(x).equal(layer(x))
+        layer.eval()
+        assert layer(x).equal(layer(x))
+        close(layer(x), without(x))
+    layer.train()
+    layer(x)
+    close(layer.weights.sum(dim=-1), torch.ones(2, 2, 5))
 
 
-@pytest.mark.parametrize(("d_model", "n_heads"), [(5, 2), (4, 8), (4, 0)])
+@pytest.mark.parametrize("dropout", [-0.1, 1.0, 2])
+def test_dropout_must_be_a_probability_below_one(dropout):
+    """The message gives the number."""
+    with pytest.raises(ValueError, match=f"not {dropout}"):
+        MultiHeadAttention(4, 2, dropout=dropout)
+
+
+@pytest.mark.parametrize(("d_model", "n_heads"), [(5, 2), (4, 8), (4, 0), (0, 2), (-4, 2)])
 def test_the_width_must_be_a_multiple_of_the_heads(d_model, n_heads):
     """The message names both."""
     with pytest.raises(ValueError, match=f"d_model={d_model}.*n_heads={n_heads}"):
