@@ -19,6 +19,34 @@ def test_layer_norm_equals_pytorch(seed, dtype, b, d, eps, affine):
     close(layer_norm(x, *scale, eps=eps), F.layer_norm(x, (d,), *scale, eps=eps))
 
 
+@given(
+    seeds,
+    st.sampled_from([torch.float16, torch.bfloat16]),
+    st.integers(2, 64),
+    st.sampled_from([0.1, 1.0, 1000.0]),  # of the entries; 1000² is too much for float16
+    st.booleans(),
+)
+def test_layer_norm_in_half_precision(seed, dtype, d, size, affine):
+    """Its sums are more exact than its type: output and gradients are the true ones, rounded."""
+    x = (size * random_tensor(seed, 3, d)).to(dtype)
+    scale = [random_tensor(seed + i, d).to(dtype) for i in (1, 2)] if affine else []
+    above = random_tensor(seed + 3, 3, d).to(dtype)
+
+    def forward_and_backward(norm, *tensors):
+        leaves = [t.clone().requires_grad_() for t in tensors]
+        y = norm(*leaves)
+        return [y, *torch.autograd.grad(y, leaves, above.to(y.dtype))]
+
+    ours = forward_and_backward(layer_norm, x, *scale)
+    true = forward_and_backward(
+        lambda x, *scale: F.layer_norm(x, (d,), *scale), x.double(), *[t.double() for t in scale]
+    )
+    step = torch.finfo(dtype).eps
+    for actual, expected in zip(ours, true, strict=True):
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual.double(), expected, atol=step, rtol=step)
+
+
 def test_layer_norm_divides_by_d():
     """F21: the unbiased deviation would give 1.5."""
     assert layer_norm(torch.tensor([1.0, 0, 0, 0]))[0].item() == pytest.approx(1.732, abs=1e-3)

@@ -86,7 +86,8 @@ def layer_norm(
     Parameters
     ----------
     x
-        Of shape ``(*b, d)``.
+        Of shape ``(*b, d)``. Half precision is computed in single precision and rounded at the
+        end.
     weight, bias
         Learned scale and shift of shape ``(d,)``; 1 and 0 if None.
     eps
@@ -95,14 +96,15 @@ def layer_norm(
     Returns
     -------
     Tensor
-        Of shape ``(*b, d)``. A vector whose entries are all equal becomes ``bias``.
+        Of the shape and the type of ``x``. A vector whose entries are all equal becomes ``bias``.
     """
-    mean = x.mean(dim=-1, keepdim=True)
-    variance = (x - mean).square().mean(dim=-1, keepdim=True)
-    y = (x - mean) / torch.sqrt(variance + eps)
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    mean = exact.mean(dim=-1, keepdim=True)
+    variance = (exact - mean).square().mean(dim=-1, keepdim=True)
+    y = (exact - mean) / torch.sqrt(variance + eps)
     if weight is not None:
         y = y * weight
-    return y if bias is None else y + bias
+    return (y if bias is None else y + bias).to(x.dtype)
 
 # %% ../nbs/05_layers.ipynb #b0b16dac
 class Residual(nn.Module):
