@@ -12,7 +12,13 @@ from support import padded_ids, random_mask, seeds, sizes
 
 from transformer_lit.attention import causal_mask, padding_mask
 from transformer_lit.decoder import decoder_mask
-from transformer_lit.figures import describe_mask, explore_mask, plot_mask
+from transformer_lit.figures import (
+    describe_mask,
+    explore_mask,
+    plot_mask,
+    plot_weights,
+    use_style,
+)
 
 matplotlib.use("Agg")
 WORDS = st.lists(st.sampled_from(["<bos>", "<pad>", "the", "cat", "猫"]), min_size=1, max_size=6)
@@ -135,3 +141,41 @@ def test_only_a_boolean_mask_is_drawn():
     with pytest.raises(TypeError, match="boolean"):
         plot_mask(SQUARE.float())
     assert not plt.get_fignums() or not plt.gca().images
+
+
+def test_weights_are_drawn_where_they_belong():
+    """A row for each query; the labels at its ends; the numbers in the cells, if asked for."""
+    _, (left, right) = plt.subplots(1, 2)  # the current axes are the right ones
+    weights = torch.tensor([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0]], requires_grad=True)
+    assert plot_weights(weights, ["q0", "q1"], ["k0", "k1", "k2"], left, "a title") is left
+    assert not right.images, "the axes that were given, not the current ones"
+    assert left.get_title() == "a title" and not left.texts
+    assert torch.equal(torch.tensor(left.images[0].get_array()), weights.detach())
+    assert [label.get_text() for label in left.get_yticklabels()] == ["q0", "q1"]
+    assert [label.get_text() for label in left.get_xticklabels()] == ["k0", "k1", "k2"]
+    assert plot_weights(weights, numbers=True) is right
+    told = {text.get_position(): text.get_text() for text in right.texts}
+    assert told[1, 0] == "0.75" and told[0, 1] == "1.00" and len(told) == 6
+    assert [label.get_text() for label in right.get_xticklabels()] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    "weights, queries, keys, message",
+    [
+        (torch.ones(3), None, None, r"must have shape \(t, s\), not \(3,\)"),
+        (torch.ones(2, 3), ["a"], None, "1 labels for 2 queries"),
+        (torch.ones(2, 3), None, ["a", "b"], "2 labels for 3 keys"),
+    ],
+)
+def test_weights_that_cannot_be_drawn_are_refused(weights, queries, keys, message):
+    with pytest.raises(ValueError, match=message):
+        plot_weights(weights, queries, keys)
+    with pytest.raises(ValueError, match=message):
+        plot_mask(weights.bool(), queries, keys)
+
+
+def test_the_style_can_draw_a_date():
+    """The font of the package is found; otherwise Matplotlib warns of missing signs."""
+    use_style()
+    plt.title("2026年11月28日星期六")
+    plt.gcf().canvas.draw()

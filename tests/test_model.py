@@ -638,3 +638,46 @@ def test_a_compiled_model_is_saved_under_plain_names(tmp_path):
         loaded = Transformer.load(path.parent)
         assert loaded(src, tgt).equal(expected)
         assert loaded.state_dict().keys() == Transformer(model.config).state_dict().keys()
+
+
+@pytest.mark.parametrize("preset", ["tiny", "base", "big"])
+def test_presets_take_changes(preset):
+    make = getattr(TransformerConfig, preset)
+    changed = make(50, n_layers=5, d_model=96, n_heads=3, dropout=0.4)
+    assert changed.n_layers == 5 and changed.d_model == 96 and changed.n_heads == 3
+    assert changed.dropout == 0.4 and changed.d_ff == make(50).d_ff
+
+
+def test_a_model_is_saved_into_a_folder_that_is_made(tmp_path):
+    folder = tmp_path / "runs" / "first"
+    Transformer(TransformerConfig.tiny(20, n_layers=1)).save(folder)
+    assert Transformer.load(folder).config.vocab_size == 20
+
+
+@pytest.mark.parametrize(
+    "name, parameters",
+    [
+        ("GPT-2", 124_439_808),
+        ("GPT-3", 174_604_259_328),  # the paper's Table D.1 says 174,600 million
+        ("Llama 3 8B", 8_030_261_248),
+        ("Llama 3 70B", 70_553_706_496),
+    ],
+)
+def test_published_shapes_have_the_published_parameters(name, parameters):
+    assert count_parameters(SHAPES[name])["total"] == parameters
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SHAPES[name].d_model = 1
+
+
+@given(configs(), seeds)
+def test_padding_among_new_tokens_is_not_hidden(config, seed):
+    """With a cache, what is fed is what is seen; a caller who feeds PAD means it."""
+    model = random_model(config, seed, torch.float64)
+    src, tgt = source_and_target(config, seed, 2, 3, 4)
+    tgt[:, 1:] = random_ids(seed, 2, 3, vocab_size=config.target_size)
+    tgt[0, 2] = PAD
+    memory, memory_mask = model.encode(src)
+    cache = model.new_cache()
+    steps = [model.decode(tgt[:, i : i + 1], memory, memory_mask, cache) for i in range(4)]
+    seen = model.decoder(model.tgt_embedding(tgt), memory, None, memory_mask)
+    close(torch.cat(steps, dim=1), model.output(seen))
