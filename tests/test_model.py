@@ -681,3 +681,9 @@ def test_padding_among_new_tokens_is_not_hidden(config, seed):
     steps = [model.decode(tgt[:, i : i + 1], memory, memory_mask, cache) for i in range(4)]
     seen = model.decoder(model.tgt_embedding(tgt), memory, None, memory_mask)
     close(torch.cat(steps, dim=1), model.output(seen))
+
+
+def test_a_width_that_the_heads_do_not_divide_is_refused_by_the_configuration():
+    """Before anything is built."""
+    with pytest.raises(ValueError, match="d_model=10 must be a multiple of n_heads=3"):
+        TransformerConfig(20, d_model=10, n_heads=3)

@@ -270,17 +270,18 @@ def test_recording_follows_the_cache(layer, seed, first, t):
     close(layer.weights, weights[:, :, first:])
 
 
-@given(layers(), seeds, sizes, st.booleans())
-def test_recording_changes_nothing(layer, seed, t, causal):
-    """The weights are kept while it is asked for, with the causal mask in them."""
+@given(layers(), seeds, sizes, st.booleans(), masks_kept)
+def test_recording_changes_nothing(layer, seed, t, causal, kept):
+    """The weights are kept while it is asked for, with both masks in them."""
     x = random_tensor(seed, 2, t, layer.d_model)
+    mask = random_mask(seed, 2, 1, t, t, kept=kept, first=True)
     with record_attention(layer) as recorded:
-        recorded_output = layer(x, causal=causal)
+        recorded_output = layer(x, mask=mask, causal=causal)
     assert list(recorded.values()) == [layer]
-    close(recorded_output, layer(x, causal=causal))
+    close(recorded_output, layer(x, mask=mask, causal=causal))
     close(layer.weights.sum(-1), torch.ones(2, layer.n_heads, t))
-    if causal:
-        assert (layer.weights[:, :, ~causal_mask(t)] == 0).all()
+    hidden = ~(mask & causal_mask(t)) if causal else ~mask
+    assert (layer.weights[hidden.expand_as(layer.weights)] == 0).all()
 
 
 def test_recording_ends_with_an_error_too():

@@ -118,7 +118,7 @@ def _vector_lines(path: str | Path, width: int) -> Iterator[tuple[int, bytes, li
 class LoadedVectors(NamedTuple):
     """What became of the words that `load_vectors` was asked for.
 
-    Attributes
+    Parameters
     ----------
     found
         Words whose rows were filled, in the order of the file.
