@@ -687,3 +687,17 @@ def test_a_width_that_the_heads_do_not_divide_is_refused_by_the_configuration():
     """Before anything is built."""
     with pytest.raises(ValueError, match="d_model=10 must be a multiple of n_heads=3"):
         TransformerConfig(20, d_model=10, n_heads=3)
+
+
+@pytest.mark.parametrize("tie", ["none", "output", "all"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_tables_begin_with_variance_one_over_the_width(tie, positions):
+    """The output matrix too, tied or not; times the root of the width, entries have size 1."""
+    config = TransformerConfig(
+        600, d_model=64, n_heads=2, d_ff=8, n_layers=1, tie=tie, positions=positions, max_len=600
+    )
+    model = Transformer(config)
+    tables = {n: p for n, p in model.named_parameters() if p.shape == (600, 64)}
+    assert len(tables) == {"all": 1, "output": 2, "none": 3}[tie] + 2 * (positions == "learned")
+    for name, table in tables.items():
+        assert 0.95 < table.std().item() * 8 < 1.05, name

@@ -4,6 +4,7 @@ import inspect
 
 import pytest
 from mutants import find_test, fresh_import, plant
+from mutants.faults import FAULTS
 from mutants.table import MUTANTS
 
 killers = sorted({mutant.killer for mutant in MUTANTS})
@@ -38,3 +39,8 @@ def test_every_name_is_used_once():
     """So that a report tells which mutant it is."""
     names = [mutant.name for mutant in MUTANTS]
     assert len(set(names)) == len(names)
+
+
+def test_every_known_fault_is_planted():
+    """At least once, so that the tests are seen to catch it."""
+    assert {mutant.fault for mutant in MUTANTS} == {"", *FAULTS}

@@ -11,6 +11,7 @@ takes a cell without a count for one that never ran, which is why nbdev-clean al
 
 import re
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -115,7 +116,9 @@ def main(verb: str, *files: str) -> int:
         nb = nbformat.read(path, as_version=4)
         if verb == "run":
             print(f"running {path.relative_to(ROOT)}", flush=True)
+            start = time.perf_counter()
             execute(nb, path.parent)
+            print(f"ran in {time.perf_counter() - start:.0f} s", flush=True)
         changed |= write(path, nbformat.writes(clean(nb)) + "\n")
     changed |= export()
     changed |= carry_address()

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from .data import BOS, EOS, PAD
@@ -56,7 +56,9 @@ def log_probabilities(logits: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
     return log_p
 
 # %% ../nbs/12_decoding.ipynb #429bad08
-def check_decoding(model: Transformer, src: Tensor, max_len: int | None) -> list[int]:
+def check_decoding(
+    model: Transformer, src: Shaped[Tensor, "..."], max_len: int | None
+) -> list[int]:
     """Return, for each row of ``src``, the most tokens to produce, EOS included.
 
     If ``max_len`` is None, these are 50 more than the row has tokens (section 6.1), padding not

@@ -6,12 +6,15 @@
 __all__ = ['use_style', 'plot_weights', 'plot_mask', 'describe_mask', 'explore_mask']
 
 # %% ../nbs/00_figures.ipynb #7d1cd858
+from collections.abc import Sequence
 from importlib.resources import as_file, files
+from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 
-from .attention import check_mask
+from .attention import Mask, check_mask
 
 # %% ../nbs/00_figures.ipynb #ddca2d55
 def use_style() -> None:
@@ -25,13 +28,13 @@ def use_style() -> None:
 
 # %% ../nbs/00_figures.ipynb #60c14d73
 def plot_weights(
-    weights: Tensor,  # (t, s), between 0 and 1
-    queries=None,  # t labels for the rows
-    keys=None,  # s labels for the columns
-    ax=None,
+    weights: Shaped[Tensor, "..."],  # (t, s), between 0 and 1
+    queries: Any = None,  # t labels for the rows
+    keys: Any = None,  # s labels for the columns
+    ax: Any = None,
     title: str = "",
     numbers: bool = False,
-):
+) -> Any:
     """Draw attention weights: a row for each query, a column for each key.
 
     Parameters
@@ -81,7 +84,13 @@ def plot_weights(
     return ax
 
 # %% ../nbs/00_figures.ipynb #a009533d
-def plot_mask(mask: Tensor, queries=None, keys=None, ax=None, title: str = ""):
+def plot_mask(
+    mask: Mask,
+    queries: Any = None,
+    keys: Any = None,
+    ax: Any = None,
+    title: str = "",
+) -> Any:
     """Draw a mask: blue where a query (row) may attend to a key (column).
 
     Parameters
@@ -175,7 +184,7 @@ def _mask_panels(mask: Tensor, queries=None, keys=None) -> list[tuple[Tensor, li
     return [(g.expand(len(r), s), r, c) for g, r, c in zip(grids, rows, columns, strict=True)]
 
 
-def describe_mask(mask: Tensor, queries=None, keys=None) -> str:
+def describe_mask(mask: Mask, queries: Any = None, keys: Any = None) -> str:
     """Say in words what each query may attend to.
 
     Parameters
@@ -232,7 +241,7 @@ def describe_mask(mask: Tensor, queries=None, keys=None) -> str:
     return "\n".join(lines)
 
 
-def explore_mask(mask: Tensor, queries=None, keys=None) -> None:
+def explore_mask(mask: Mask, queries: Any = None, keys: Any = None) -> None:
     """Print what each query may attend to, and draw it.
 
     Parameters

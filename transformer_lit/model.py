@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn as nn
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from .attention import padding_mask
+from .attention import Mask, padding_mask
 from .decoder import Decoder, DecoderCache
 from .embedding import Embedding
 from .encoder import Encoder
@@ -157,18 +157,18 @@ class TransformerConfig:
         return cls(**values)
 
     @classmethod
-    def base(cls, vocab_size: int, **changes) -> "TransformerConfig":
+    def base(cls, vocab_size: int, **changes: Any) -> "TransformerConfig":
         """Return the paper's base model, with ``changes``."""
         return cls(vocab_size, **changes)
 
     @classmethod
-    def big(cls, vocab_size: int, **changes) -> "TransformerConfig":
+    def big(cls, vocab_size: int, **changes: Any) -> "TransformerConfig":
         """Return the paper's big model, with ``changes``."""
         shape = {"d_model": 1024, "n_heads": 16, "d_ff": 4096, "dropout": 0.3}
         return cls(vocab_size, **{**shape, **changes})
 
     @classmethod
-    def tiny(cls, vocab_size: int, **changes) -> "TransformerConfig":
+    def tiny(cls, vocab_size: int, **changes: Any) -> "TransformerConfig":
         """Return a small model (Wu et al., 2021, have trained this size on Multi30k)."""
         shape = {"d_model": 128, "n_heads": 4, "d_ff": 256, "n_layers": 4}
         return cls(vocab_size, **{**shape, **changes})
@@ -224,12 +224,14 @@ class Transformer(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def mask(self, ids: Int[Tensor, "b s"]) -> Tensor | None:
+    def mask(self, ids: Int[Tensor, "b s"]) -> Bool[Tensor, "b 1 1 s"] | None:
         """Return the padding mask of ``ids``, or None where nothing is padded."""
         mask = padding_mask(ids, self.config.pad)
         return None if mask.all() else mask
 
-    def encode(self, src: Int[Tensor, "b s"]) -> tuple[Float[Tensor, "b s d"], Tensor | None]:
+    def encode(
+        self, src: Int[Tensor, "b s"]
+    ) -> tuple[Float[Tensor, "b s d"], Bool[Tensor, "b 1 1 s"] | None]:
         """Read the source ids; return the memory and its padding mask, if there is padding."""
         mask = self.mask(src)
         return self.encoder(self.src_embedding(src), mask), mask
@@ -238,7 +240,7 @@ class Transformer(nn.Module):
         self,
         tgt: Int[Tensor, "b t"],
         memory: Float[Tensor, "b s d"],
-        memory_mask: Tensor | None = None,
+        memory_mask: Mask | None = None,
         cache: DecoderCache | None = None,
     ) -> Float[Tensor, "b t v"]:
         """Return the logits of the token that follows each target position.

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .attention import attention, causal_mask, check_mask, fused_attention
+from .attention import Mask, attention, causal_mask, check_mask, fused_attention
 
 # %% ../nbs/04_multi_head.ipynb #27f5c0ef
 def split_heads(x: Float[Tensor, "b t d"], n_heads: int) -> Float[Tensor, "b h t k"]:
@@ -110,7 +110,7 @@ class KeyValueCache:
         return f"{(b, h, k)} in {x.dtype} on {x.device}"
 
 # %% ../nbs/04_multi_head.ipynb #8250f5b1
-def check_mask_shape(mask: Tensor, b: int, h: int, t: int, s: int) -> None:
+def check_mask_shape(mask: Mask, b: int, h: int, t: int, s: int) -> None:
     """Refuse a mask that does not stretch to ``(b, h, t, s)``, or perhaps not as it is meant.
 
     Parameters
@@ -183,7 +183,7 @@ class MultiHeadAttention(nn.Module):
         self,
         x: Float[Tensor, "b t d"],
         memory: Float[Tensor, "b s d"] | None = None,
-        mask: Tensor | None = None,
+        mask: Mask | None = None,
         *,
         causal: bool = False,
         cache: KeyValueCache | None = None,

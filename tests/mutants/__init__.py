@@ -20,6 +20,7 @@ class Mutant(NamedTuple):
     right: str
     wrong: str
     killer: str  # "test_module.test_function"
+    fault: str = ""  # its number in `faults`, if users have met it elsewhere
 
 
 @contextmanager

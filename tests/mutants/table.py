@@ -52,8 +52,8 @@ RECURRENT = [
     Mutant(
         "additive scores multiplied",
         "recurrent",
-        "[:, :, None] + self.w_key",
-        "[:, :, None] * self.w_key",
+        "[:, :, None] + key[:, None]",
+        "[:, :, None] * key[:, None]",
         "test_recurrent.test_additive_attention_follows_its_formula",
     ),
     Mutant(
@@ -94,15 +94,15 @@ RECURRENT = [
     Mutant(
         "recurrent cache never filled",
         "recurrent",
-        "cache.state = state, cell",
+        "cache.tensors = state, cell, *key",
         "pass",
         "test_recurrent.test_step_by_step_equals_teacher_forced",
     ),
     Mutant(
         "recurrent cache keeps all rows",
         "recurrent",
-        "tuple(tensor[rows] for tensor in self.state)",
-        "self.state",
+        "tuple(tensor[rows] for tensor in self.tensors)",
+        "self.tensors",
         "test_recurrent.test_a_cache_keeps_the_rows_that_are_chosen",
     ),
     Mutant(
@@ -128,6 +128,7 @@ ATTENTION = [
         "weights = scores.masked_fill(~mask, lowest)",
         "weights = scores.masked_fill(mask, lowest)",
         "test_attention.test_true_means_may_attend",
+        "F01",
     ),
     Mutant(
         "mask polarity turned round on the fused path",
@@ -135,6 +136,7 @@ ATTENTION = [
         "attn_mask=mask,",
         "attn_mask=None if mask is None else ~mask,",
         "test_attention.test_true_means_may_attend",
+        "F01",
     ),
     Mutant(
         "masks of numbers let in",
@@ -142,6 +144,7 @@ ATTENTION = [
         "if mask.dtype != torch.bool:",
         "if mask.dtype == torch.int8:",
         "test_attention.test_a_mask_that_is_not_boolean_is_refused",
+        "F02",
     ),
     Mutant(
         "mask added to the scores",
@@ -149,6 +152,7 @@ ATTENTION = [
         "scores.masked_fill(~mask, lowest)",
         "(scores + mask)",
         "test_attention.test_equals_pytorch",
+        "F02",
     ),
     Mutant(
         "minus infinity for a masked score",
@@ -156,6 +160,7 @@ ATTENTION = [
         "lowest = torch.finfo(scores.dtype).min",
         "return scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)",
         "test_attention.test_a_query_that_may_attend_to_nothing_gets_zero",
+        "F03",
     ),
     Mutant(
         "even weights where nothing may be attended to",
@@ -163,6 +168,7 @@ ATTENTION = [
         "return weights.masked_fill(~mask, 0.0)",
         "return weights",
         "test_attention.test_weights_are_shares_of_what_may_be_attended_to",
+        "F03",
     ),
     Mutant(
         "scaled by the width and not by its root",
@@ -177,6 +183,7 @@ ATTENTION = [
         "not (key.isfinite().all() and value.isfinite().all())",
         "not key.isfinite().all()",
         "test_attention.test_what_is_not_finite_is_refused_behind_a_mask",
+        "F05",
     ),
     Mutant(
         "infinite key behind a mask let in",
@@ -184,6 +191,7 @@ ATTENTION = [
         "not (key.isfinite().all() and value.isfinite().all())",
         "not value.isfinite().all()",
         "test_attention.test_what_is_not_finite_is_refused_behind_a_mask",
+        "F05",
     ),
     Mutant(
         "scaled after the product",
@@ -247,6 +255,7 @@ ATTENTION = [
         ".tril(s - t)",
         ".tril()",
         "test_attention.test_one_query_and_four_keys",
+        "F14",
     ),
     Mutant(
         "causal mask that shows the next position",
@@ -254,6 +263,7 @@ ATTENTION = [
         ".tril(s - t)",
         ".tril(s - t + 1)",
         "test_attention.test_causal_mask_ends_at_the_last_key",
+        "F17",
     ),
     Mutant(
         "fused causal mask in the wrong corner",
@@ -261,6 +271,15 @@ ATTENTION = [
         "if causal and (mask is not None or t != s):",
         "if causal and mask is not None:",
         "test_attention.test_fused_causal_equals_the_mask",
+        "F14",
+    ),
+    Mutant(
+        "a warning at each forward pass",
+        "attention",
+        "        mask = torch.atleast_2d(mask)",
+        "        mask = torch.atleast_2d(mask); import warnings; warnings.warn('a mask')",
+        "test_attention.test_no_forward_pass_warns",
+        "F12",
     ),
 ]
 
@@ -271,6 +290,7 @@ EMBEDDING = [
         "(even / d_model)",
         "(2 * even / d_model)",
         "test_embedding.test_position_one_of_width_four",
+        "F24",
     ),
     Mutant(
         "embedding not scaled",
@@ -285,6 +305,7 @@ EMBEDDING = [
         "max(end, 2 * size)",
         "2 * size",
         "test_embedding.test_the_table_of_sinusoids_grows",
+        "F26",
     ),
     Mutant(
         "position always 0 step by step",
@@ -370,6 +391,14 @@ EMBEDDING = [
         "return (self.tokens(ids)",
         "test_embedding.test_embedding_drops_out_while_training_only",
     ),
+    Mutant(
+        "learned positions without their limit",
+        "embedding",
+        "if end > len(self.table):\n            raise",
+        "if end < 0:\n            raise",
+        "test_embedding.test_learned_positions_name_their_limit",
+        "F26",
+    ),
 ]
 
 MULTI_HEAD = [
@@ -379,6 +408,7 @@ MULTI_HEAD = [
         "x.unflatten(-1, (n_heads, -1)).transpose(1, 2)",
         "x.reshape(x.size(0), n_heads, x.size(1), -1)",
         "test_multi_head.test_heads_are_slices_of_each_vector",
+        "F18",
     ),
     Mutant(
         "heads joined by a view without the transpose",
@@ -386,6 +416,7 @@ MULTI_HEAD = [
         "x.transpose(1, 2).flatten(2)",
         "x.reshape(x.size(0), x.size(2), -1)",
         "test_multi_head.test_merging_reverses_splitting",
+        "F18",
     ),
     Mutant(
         "keys and values exchanged",
@@ -400,6 +431,7 @@ MULTI_HEAD = [
         "self.dropout if self.training else 0.0",
         "self.dropout",
         "test_multi_head.test_attention_dropout_is_off_in_evaluation",
+        "F31",
     ),
     Mutant(
         "cache that forgets when it grows",
@@ -498,6 +530,7 @@ MULTI_HEAD = [
         "if mask.dim() == 3:",
         "if mask.dim() == 9:",
         "test_multi_head.test_a_mask_of_three_axes_is_refused",
+        "F18",
     ),
     Mutant(
         "a mask stretches one sentence to three",
@@ -505,6 +538,7 @@ MULTI_HEAD = [
         "a not in (1, w) for a, w in",
         "False for a, w in",
         "test_multi_head.test_a_mask_that_does_not_fit_is_refused",
+        "F10",
     ),
     Mutant(
         "cache of one sentence stretched over the batch",
@@ -527,6 +561,15 @@ MULTI_HEAD = [
         "if False:",
         "test_multi_head.test_a_cache_of_another_source_is_refused",
     ),
+    Mutant(
+        "causal mask in the wrong corner behind a cache",
+        "multi_head",
+        "output = fused_attention(query, key, value, mask, causal=causal, dropout=dropout)",
+        "corner = torch.ones(t, s, dtype=torch.bool).tril() if causal else mask\n"
+        "            output = fused_attention(query, key, value, corner)",
+        "test_multi_head.test_cached_self_attention_equals_the_full_pass",
+        "F14",
+    ),
 ]
 
 LAYERS = [
@@ -536,6 +579,7 @@ LAYERS = [
         ".square().mean(dim=-1, keepdim=True)",
         ".square().sum(dim=-1, keepdim=True) / (x.size(-1) - 1)",
         "test_layers.test_layer_norm_divides_by_d",
+        "F21",
     ),
     Mutant(
         "eps outside the root",
@@ -543,6 +587,7 @@ LAYERS = [
         "torch.sqrt(variance + eps)",
         "(torch.sqrt(variance) + eps)",
         "test_layers.test_layer_norm_equals_pytorch",
+        "F21",
     ),
     Mutant(
         "layer norm's statistics in half precision",
@@ -564,6 +609,7 @@ LAYERS = [
         "        if self.norm_first:",
         "        if True:",
         "test_encoder.test_post_norm_output_is_normalised",
+        "F22",
     ),
     Mutant(
         "residual left out",
@@ -596,6 +642,7 @@ STACKS = [
         "            for _ in range(n_layers)",
         "[EncoderLayer(d_model, n_heads, d_ff, norm_first=norm_first, **options)] * n_layers",
         "test_encoder.test_layers_share_nothing",
+        "F23",
     ),
     Mutant(
         "decoder layers that start as copies",
@@ -605,6 +652,7 @@ STACKS = [
         "map(__import__('copy').deepcopy, n_layers * "
         "[DecoderLayer(d_model, n_heads, d_ff, norm_first=norm_first, **options)])",
         "test_decoder.test_layers_share_nothing",
+        "F23",
     ),
     Mutant(
         "pre-norm stack without its last norm",
@@ -635,6 +683,7 @@ STACKS = [
         "map(__import__('copy').deepcopy, n_layers * "
         "[EncoderLayer(d_model, n_heads, d_ff, norm_first=norm_first, **options)])",
         "test_encoder.test_layers_share_nothing",
+        "F23",
     ),
     Mutant(
         "encoder that knows the order",
@@ -663,6 +712,7 @@ STACKS = [
         "causal=True",
         "causal=self.training",
         "test_decoder.test_the_future_has_no_influence",
+        "F17",
     ),
     Mutant(
         "the future, faintly",
@@ -670,6 +720,7 @@ STACKS = [
         "return self.norm(x)",
         "return self.norm(x + 1e-7 * x.flip(1))",
         "test_decoder.test_what_flows_is_the_mask",
+        "F17",
     ),
     Mutant(
         "a decoder without a past",
@@ -691,6 +742,7 @@ STACKS = [
         "self.cross_attention(y, memory, memory_mask, cache=cross)",
         "self.cross_attention(y, memory, cache=cross)",
         "test_decoder.test_what_flows_across_is_the_source",
+        "F10",
     ),
     Mutant(
         "cross-attention's mask from the target, met in company",
@@ -698,6 +750,7 @@ STACKS = [
         "memory_mask, cache=cross",
         "mask if memory.size(1) == x.size(1) else memory_mask, cache=cross",
         "test_decoder.test_neighbours_have_no_influence",
+        "F10",
     ),
     Mutant(
         "cache of any depth let in",
@@ -712,6 +765,7 @@ STACKS = [
         "causal=True",
         "causal=False",
         "test_model.test_the_last_target_token_does_not_leak",
+        "F17",
     ),
     Mutant(
         "target told by looking at it",
@@ -719,6 +773,7 @@ STACKS = [
         "causal=True",
         "causal=False",
         "test_model.test_random_tokens_cannot_be_predicted",
+        "F17",
     ),
     Mutant(
         "cross-attention with the target's mask",
@@ -726,6 +781,7 @@ STACKS = [
         "self.cross_attention(y, memory, memory_mask, cache=cross)",
         "self.cross_attention(y, memory, mask, cache=cross)",
         "test_model.test_a_longer_neighbour_changes_nothing",
+        "F10",
     ),
     Mutant(
         "padding rows masked as well",
@@ -733,6 +789,7 @@ STACKS = [
         "return padding_mask(ids, pad) &",
         "return (ids != pad)[:, None, :, None] & padding_mask(ids, pad) &",
         "test_decoder.test_padding_is_hidden_as_a_key_only",
+        "F08",
     ),
 ]
 
@@ -802,6 +859,7 @@ MODEL = [
         "self.output.weight = self.tgt_embedding.tokens.weight",
         "self.output.weight.data.copy_(self.tgt_embedding.tokens.weight)",
         "test_model.test_tying_shares_one_matrix",
+        "F28",
     ),
     Mutant(
         "tie of the embeddings lost",
@@ -809,6 +867,7 @@ MODEL = [
         "self.src_embedding.tokens.weight = self.tgt_embedding.tokens.weight",
         "self.src_embedding.tokens.weight.data.copy_(self.tgt_embedding.tokens.weight)",
         "test_model.test_parameters_are_counted_right",
+        "F28",
     ),
     Mutant(
         "projections drawn as one matrix",
@@ -928,6 +987,7 @@ MODEL = [
         "weights = {plain(n): p.detach()",
         "weights = {n: p.detach()",
         "test_model.test_a_compiled_model_is_saved_under_plain_names",
+        "F51",
     ),
     Mutant(
         "prefix of a compiled model not understood",
@@ -935,6 +995,7 @@ MODEL = [
         "weights = {plain(n): w for",
         "weights = {n: w for",
         "test_model.test_a_compiled_model_is_saved_under_plain_names",
+        "F51",
     ),
     Mutant(
         "sinusoids computed up to max_len",
@@ -950,6 +1011,14 @@ MODEL = [
         "return model",
         "test_model.test_a_loaded_model_is_the_saved_one",
     ),
+    Mutant(
+        "tie lost on load",
+        "model",
+        "model.load_state_dict(weights, strict=False)",
+        "model.load_state_dict(weights, strict=False, assign=True)",
+        "test_model.test_tying_shares_one_matrix",
+        "F28",
+    ),
 ]
 
 DATA = [
@@ -959,6 +1028,7 @@ DATA = [
         "return self.tgt[:, 1:]",
         "return self.tgt[:, :-1]",
         "test_data.test_the_target_is_shifted_by_one",
+        "F32",
     ),
     Mutant(
         "padding counted as tokens",
@@ -973,6 +1043,7 @@ DATA = [
         "[BOS, *tokenizer.encode(target), EOS]",
         "[BOS, *tokenizer.encode(target)]",
         "test_data.test_every_pair_comes_once_an_epoch",
+        "F32",
     ),
     Mutant(
         "special tokens read from the text",
@@ -1025,6 +1096,7 @@ TRAINING = [
         "config.label_smoothing) / n_tokens",
         "config.label_smoothing) / batch.n_tokens / len(batches)",
         "test_training.test_accumulated_loss_is_averaged_over_all_tokens",
+        "F36",
     ),
     Mutant(
         "accumulated gradients not divided",
@@ -1032,6 +1104,7 @@ TRAINING = [
         "config.label_smoothing) / n_tokens",
         "config.label_smoothing) / batch.n_tokens",
         "test_training.test_small_batches_have_the_gradient_of_a_large_one",
+        "F36",
     ),
     Mutant(
         "padding counted in the loss",
@@ -1053,6 +1126,7 @@ TRAINING = [
         "real = gold != pad",
         "real = gold == gold",
         "test_training.test_accuracy_does_not_count_padding",
+        "F37",
     ),
     Mutant(
         "schedule without a warm-up",
@@ -1067,6 +1141,7 @@ TRAINING = [
         "learning_rate(self.step, ",
         "learning_rate(self.step + 1, ",
         "test_training.test_the_trainer_follows_the_schedule",
+        "F40",
     ),
     Mutant(
         "first batch of later epochs skipped",
@@ -1126,6 +1201,7 @@ USE = [
         "total[:, 0] = 0.0",
         "total[:] = 0.0",
         "test_decoding.test_first_step_gives_different_hypotheses",
+        "F47",
     ),
     Mutant(
         "length penalty turned round",
@@ -1133,6 +1209,7 @@ USE = [
         "return ((5 + length) / 6) ** alpha",
         "return ((5 + length) / 6) ** -alpha",
         "test_decoding.test_length_penalty",
+        "F49",
     ),
     Mutant(
         "translations in the order of their lengths",

@@ -1,0 +1,28 @@
+"""The faults that users of other implementations have met; the tests refer to their numbers."""
+
+FAULTS = {
+    "F01": "the mask's polarity turned round",
+    "F02": "a mask of zeros and ones added to the scores, not applied",
+    "F03": "NaN where a query may attend to nothing, forward or backward",
+    "F05": "a value that is not finite leaks from a masked place",
+    "F08": "rows of padding masked as well as columns",
+    "F10": "cross-attention with the target's mask, or another sentence's padding",
+    "F12": "warnings about types of masks",
+    "F14": "the causal mask in the wrong corner when there are fewer queries than keys",
+    "F17": "the target leaks into its own prediction",
+    "F18": "heads split or joined by a view without the transpose",
+    "F21": "layer norm with the unbiased deviation, or epsilon outside the root",
+    "F22": "pre-norm code under a post-norm text",
+    "F23": "layers that start equal, or are one object",
+    "F24": "wrong exponent in the sinusoid",
+    "F26": "an input longer than the table of positions",
+    "F28": "weights that are said to be tied and are not, or no longer after loading",
+    "F31": "dropout on attention weights in evaluation",
+    "F32": "target shift and end of sentence off by one",
+    "F36": "accumulated gradients averaged over the wrong count",
+    "F37": "accuracy that counts padding",
+    "F40": "learning rate that starts at step 0, repeats a value, or counts epochs",
+    "F47": "the first step of a beam search yields the same hypothesis k times",
+    "F49": "the length penalty's sign or formula",
+    "F51": "keys of a compiled model's weights with a prefix",
+}
