@@ -152,6 +152,13 @@ def test_every_notebook_and_module_has_its_page():
 
 
 @built
+def test_signatures_are_written_as_the_code_has_them():
+    for page in (HTML / "book/api").glob("*.html"):
+        for signature in soup(page).select("dt.sig"):
+            assert not re.search(r"~\w|<\w+ | at 0x", signature.get_text()), page
+
+
+@built
 def test_coverage_names_every_id_and_links_to_where_it_is_shown():
     page = HTML / "book" / "coverage.html"
     rows = [row.find_all("td") for row in soup(page).select("main table tbody tr")]

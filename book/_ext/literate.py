@@ -107,8 +107,9 @@ def copy_mathjax(app, exc):
 
 
 def shorten_signature(app, what, name, obj, options, signature, returns):
-    """Write defaults that are objects as ``Name(...)``; a factory's could not even be parsed."""
+    """Write defaults that are objects by name; otherwise the signature could not be parsed."""
     if signature:
+        signature = re.sub(r"<function (\w+)>", r"\1", signature)
         signature = re.sub(r"= (\w+)\([^()]+\)", r"= \1(...)", signature)
         return signature.replace("<factory>", "..."), returns
 
