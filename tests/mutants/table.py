@@ -66,8 +66,8 @@ RECURRENT = [
     Mutant(
         "decoder that looks at padding",
         "recurrent",
-        "self.attention(state[:, None], memory, mask)",
-        "self.attention(state[:, None], memory)",
+        "self.attention(state[:, None], memory, mask, *key)",
+        "self.attention(state[:, None], memory, None, *key)",
         "test_recurrent.test_a_batch_mate_changes_nothing",
     ),
     Mutant(
