@@ -6,12 +6,14 @@
 __all__ = ['decoder_mask', 'LayerCache', 'DecoderCache', 'DecoderLayer', 'Decoder']
 
 # %% ../nbs/07_decoder.ipynb #a1faa2d8
+from typing import Any
+
 import torch
 import torch.nn as nn
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .attention import causal_mask, padding_mask
+from .attention import Mask, causal_mask, padding_mask
 from .layers import FeedForward, Residual
 from .multi_head import KeyValueCache, MultiHeadAttention
 
@@ -116,8 +118,8 @@ class DecoderLayer(nn.Module):
         self,
         x: Float[Tensor, "b t d"],
         memory: Float[Tensor, "b s d"],
-        mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
+        mask: Mask | None = None,
+        memory_mask: Mask | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "b t d"]:
         """Transform ``x``; see `Decoder.forward`."""
@@ -144,7 +146,7 @@ class Decoder(nn.Module):
         d_ff: int,
         *,
         norm_first: bool = False,
-        **options,
+        **options: Any,
     ):
         super().__init__()
         self.layers = nn.ModuleList(
@@ -157,8 +159,8 @@ class Decoder(nn.Module):
         self,
         x: Float[Tensor, "b t d"],
         memory: Float[Tensor, "b s d"],
-        mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
+        mask: Mask | None = None,
+        memory_mask: Mask | None = None,
         cache: DecoderCache | None = None,
     ) -> Float[Tensor, "b t d"]:
         """Read the target ``x`` and the encoded source ``memory``.

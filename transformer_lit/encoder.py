@@ -6,10 +6,13 @@
 __all__ = ['EncoderLayer', 'Encoder']
 
 # %% ../nbs/06_encoder.ipynb #797fae3e
+from typing import Any
+
 import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
+from .attention import Mask
 from .layers import FeedForward, Residual
 from .multi_head import MultiHeadAttention
 
@@ -57,7 +60,7 @@ class EncoderLayer(nn.Module):
         self.residual2 = Residual(d_model, dropout=dropout, norm_first=norm_first)
 
     def forward(
-        self, x: Float[Tensor, "b s d"], mask: Tensor | None = None
+        self, x: Float[Tensor, "b s d"], mask: Mask | None = None
     ) -> Float[Tensor, "b s d"]:
         """Transform ``x`` of shape ``(b, s, d)``; see `Encoder.forward`."""
         x = self.residual1(x, lambda y: self.self_attention(y, mask=mask))
@@ -86,7 +89,7 @@ class Encoder(nn.Module):
         d_ff: int,
         *,
         norm_first: bool = False,
-        **options,
+        **options: Any,
     ):
         super().__init__()
         self.layers = nn.ModuleList(
@@ -96,7 +99,7 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(d_model) if norm_first else nn.Identity()
 
     def forward(
-        self, x: Float[Tensor, "b s d"], mask: Tensor | None = None
+        self, x: Float[Tensor, "b s d"], mask: Mask | None = None
     ) -> Float[Tensor, "b s d"]:
         """Read ``x``.
 
