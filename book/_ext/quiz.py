@@ -75,7 +75,7 @@ def visit_text(self, node):
 
 def depart_text(self, node):
     mark = RIGHT if node.parent["right"] else WRONG
-    self.body.append(f'</summary>\n<strong>{mark}</strong> ')
+    self.body.append(f"</summary>\n<strong>{mark}</strong> ")
 
 
 def depart_text_on_paper(self, node):
