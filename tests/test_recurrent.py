@@ -392,3 +392,47 @@ def test_the_shared_tools_work_with_it():
 def test_a_configuration_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         RecurrentConfig(9).d_model = 3
+
+
+def test_attention_is_there_unless_it_is_left_out():
+    """With it, a memory of all states and weights over them; without it, one vector."""
+    src, tgt = torch.tensor([[5, 6, 7, EOS], [8, EOS, PAD, PAD]]), torch.tensor([[BOS, 5]] * 2)
+    model = Seq2Seq(RecurrentConfig(9, d_model=4)).eval()
+    memory, mask = model.encode(src)
+    assert memory.shape == (2, 4, 8) and mask.tolist() == [
+        [[True] * 4],
+        [[True, True, False, False]],
+    ]
+    weights = model.align(src, tgt)
+    assert weights.shape == (2, 2, 4) and (weights[1, :, 2:] == 0).all()
+    close(weights.sum(-1), torch.ones(2, 2))
+    first = torch.tanh(model.first_state(memory[:, 0, 4:]))[:, None]
+    close(weights[:, :1], model.attention(first, memory, mask)[1])
+    names = {name for name, _ in model.attention.named_parameters()}
+    assert names == {"w_query.weight", "w_key.weight", "v.weight"}, "the formula has no biases"
+
+    plain = Seq2Seq(RecurrentConfig(9, d_model=4, attention=False)).eval()
+    memory, mask = plain.encode(src)
+    assert plain.attention is None and memory.shape == (2, 1, 8) and mask.shape == (2, 1, 1)
+    with pytest.raises(ValueError, match="attention=False"):
+        plain.align(src, tgt)
+
+
+def test_keys_that_are_known_are_not_computed_anew():
+    layer = AdditiveAttention(3, 5, 4)
+    query, memory, key = (random_tensor(n, 2, n, w) for n, w in ((3, 3), (6, 5), (6, 4)))
+    context, weights = layer(query, memory, key=key)
+    hidden = torch.tanh(layer.w_query(query)[:, :, None] + key[:, None])
+    close(weights, layer.v(hidden).squeeze(-1).softmax(-1))
+    close(context, weights @ memory)
+
+
+def test_forget_gates_alone_begin_open():
+    torch.manual_seed(0)
+    model = Seq2Seq(RecurrentConfig(9, d_model=4))
+    for name, parameter in model.named_parameters():
+        begun = parameter.flatten() == 0.5
+        if ".bias_" in name:
+            assert begun.nonzero().flatten().tolist() == [4, 5, 6, 7], name
+        else:
+            assert not begun.any(), name

@@ -119,6 +119,20 @@ RECURRENT = [
         "parameter.data[d : 2 * d] = 0.0",
         "test_recurrent.test_forget_gates_begin_open",
     ),
+    Mutant(
+        "attention never asked for",
+        "recurrent",
+        "AdditiveAttention(d, 2 * d, d) if config.attention else None",
+        "None",
+        "test_recurrent.test_attention_is_there_unless_it_is_left_out",
+    ),
+    Mutant(
+        "known keys of the attention not used",
+        "recurrent",
+        "key = self.w_key(memory) if key is None else key",
+        "key = self.w_key(memory)",
+        "test_recurrent.test_keys_that_are_known_are_not_computed_anew",
+    ),
 ]
 
 ATTENTION = [
