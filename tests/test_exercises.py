@@ -182,6 +182,17 @@ def test_an_error_of_the_answer_is_told_with_its_line(answer, kind):
     assert said.startswith(f"Your code stopped with {kind.__name__} in line {line} of its cell")
 
 
+@pytest.mark.parametrize("x", [torch.ones(2), torch.tensor([torch.nan, 1]), torch.ones(2) > 0])
+def test_an_answer_that_alters_its_input_is_refused(x):
+    def alters(x):
+        x[1] = not x[1]
+        return x
+
+    for call in (lambda answer: answer(x.clone()), lambda answer: answer(x=x.clone())):
+        assert verdict(alters, call).startswith(f"{WRONG}Your function alters what it is given")
+        assert verdict(lambda x: x.clone(), call) == RIGHT
+
+
 def test_an_error_that_pytorch_raises_in_the_check_is_not_a_stub():
     def check(answer):
         answer(1).softmax(dim=0)  # not implemented for booleans

@@ -9,30 +9,12 @@ __all__ = ['three_states', 'forget_bias', 'last_states', 'dot_attention', 'gru_s
 import torch
 import torch.nn as nn
 
-from ..exercises import close
-
-# %% ../../nbs/checks/01_recurrent.ipynb #077accd5
-def _tensor(answer):
-    """Return a tensor, an array or a list of rows as a tensor."""
-    if isinstance(answer, list | tuple):
-        return torch.stack([torch.as_tensor(row) for row in answer])
-    return torch.as_tensor(answer)
-
-
-def _given(answer, *inputs):
-    """Call the answer on copies of its inputs; refuse it if it alters them."""
-    copies = [x.clone() for x in inputs]
-    output = answer(*copies)
-    assert all(map(torch.equal, copies, inputs)), (
-        "Your function alters what it is given. Make new tensors: no `+=`, no `states[...] = ...`, "
-        "no method that ends in `_`."
-    )
-    return output
+from ..exercises import as_tensor, close
 
 # %% ../../nbs/checks/01_recurrent.ipynb #dcbf9521
 def three_states(answer):
     """Check three states worked out by hand."""
-    states = _tensor(answer()).double().flatten().tolist()
+    states = as_tensor(answer()).double().flatten().tolist()
     assert len(states) == 3, "One state for each of the three inputs; h_0 is not one of them."
     assert states != [4, 0, 1], "These are the inputs. What does the state before add to each?"
     assert max(states) > 1, "This network has no tanh: its states may be larger than 1."
@@ -65,7 +47,7 @@ def last_states(answer):
     g = torch.Generator().manual_seed(1)
     ids = torch.tensor([[8, 6, 7, 5, 9], [5, 6, 0, 0, 0], [4, 0, 0, 0, 0], [9, 9, 9, 9, 0]])
     states = torch.randn(4, 5, 3, generator=g)
-    last = _tensor(_given(answer, states, ids))
+    last = as_tensor(answer(states, ids))
     assert last.shape == (4, 3), "One state of width d for each row: shape (b, d)."
     assert not close(last, states[:, -1]), (
         "These are the states after the last place, which may be padding."
@@ -76,7 +58,7 @@ def last_states(answer):
     expected = torch.stack([states[0, 4], states[1, 1], states[2, 0], states[3, 3]])
     assert close(last[1:], expected[1:]), "Row by row: where is the last token that is not 0?"
     assert close(last, expected), "A row without padding: its last token stands at the end."
-    assert close(_tensor(_given(answer, states[:1, :2], ids[:1, :2])), states[:1, 1]), (
+    assert close(as_tensor(answer(states[:1, :2], ids[:1, :2])), states[:1, 1]), (
         "A batch of one row without padding should give its last state."
     )
 
@@ -92,11 +74,11 @@ def dot_attention(answer):
         query, memory = torch.randn(b, t, d, generator=g), torch.randn(b, s, d, generator=g)
         scores = query @ memory.mT
         expected = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
-        result = _given(answer, query, memory, mask)
+        result = answer(query, memory, mask)
         assert isinstance(result, tuple | list) and len(result) == 2, (
             "Return two things: the context and the weights."
         )
-        context, weights = (_tensor(x) for x in result)
+        context, weights = (as_tensor(x) for x in result)
         assert weights.shape == (b, t, s), (
             f"The weights have shape (b, t, s) = {(b, t, s)}, not {tuple(weights.shape)}. The "
             "context comes first, then the weights."
@@ -128,7 +110,7 @@ def gru_step(answer):
             h_r, h_z, h_n = (h @ u.T + a).chunk(3, dim=-1)
             r, z = torch.sigmoid(x_r + h_r), torch.sigmoid(x_z + h_z)
             n = torch.tanh(x_n + r * h_n)
-            new = _tensor(_given(answer, x, h, w, u, b, a))
+            new = as_tensor(answer(x, h, w, u, b, a))
             assert new.shape == (rows, d), "The new state has the shape of the old one."
             assert not close(new, z * n + (1 - z) * h), "z and 1 - z have changed places."
             early = torch.tanh(x_n + (r * h) @ u.T[:, 2 * d :] + a[2 * d :])
@@ -158,7 +140,7 @@ def state_jacobian(answer):
         start = torch.randn(d, generator=g, dtype=torch.double)
         states = run(start)
         right = torch.autograd.functional.jacobian(lambda h, run=run: run(h)[-1], start).T
-        answered = _tensor(_given(answer, u, states))
+        answered = as_tensor(answer(u, states))
         factors = [u * (1 - h**2) for h in states]
         one = torch.eye(d, dtype=u.dtype)
         plain = torch.linalg.matrix_power(u, k)
