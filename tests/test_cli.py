@@ -1,16 +1,21 @@
 """The command line: what it writes, and what it says when the input is wrong."""
 
 import csv
+import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from transformer_lit.cli import main
+from transformer_lit.cli import choose, main
 from transformer_lit.data import date_pairs
+from transformer_lit.translation import RECIPES
 
 SMALL = ["--layers", "1", "--vocab", "300", "--steps", "6", "--max-tokens", "256"]
 
@@ -47,7 +52,8 @@ def model(pairs, tmp_path_factory):
 
 def test_training_leaves_the_documented_files(model):
     names = {p.name for p in model.iterdir()}
-    assert names == {"config.json", "model.safetensors", "tokenizer.json", "log.csv", "training.pt"}
+    weights = {"config.json", "model.safetensors", "tokenizer.json"}
+    assert names == weights | {"log.csv", "run.json", "training.pt"}
     with (model / "log.csv").open() as file:
         last = list(csv.DictReader(file))[-1]
     assert last["step"] == "6" and float(last["loss"]) > 0 and float(last["validation"]) > 0
@@ -161,7 +167,7 @@ def test_numbers_out_of_range_are_refused(tmp_path, model):
 
 def test_a_sentence_that_fits_no_batch_is_named(tmp_path):
     path = tmp_path / "long.tsv"
-    path.write_text("short\tkurz\nlonger\tlänger\n" + "word " * 500 + "\tWort\n", encoding="utf-8")
+    path.write_text("short\tkurz\nlonger\tlänger\n" + "word " * 300 + "\tWort\n", encoding="utf-8")
     message = refusal(
         "train", "--out", tmp_path / "m", "--data", path, *SMALL[:4], "--max-tokens", "64"
     )
@@ -182,7 +188,7 @@ def test_the_program_draws_no_bar_into_a_pipe(model):
 
 def test_resume_needs_a_checkpoint_and_the_same_measures(model, pairs, tmp_path):
     """What is there stays as it was."""
-    assert "training.pt" in refusal("train", "--out", tmp_path / "x", "--resume", *SMALL)
+    assert "run.json" in refusal("train", "--out", tmp_path / "x", "--resume", *SMALL)
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     before = (tmp_path / "model.safetensors").read_bytes()
@@ -199,6 +205,158 @@ def test_a_broken_checkpoint_is_named(model, pairs, tmp_path):
     (tmp_path / "training.pt").write_bytes(b"")
     message = refusal("train", "--out", tmp_path, "--data", pairs, *SMALL, "--resume")
     assert "training.pt" in message and "EOFError" in message
+
+
+def test_resume_needs_no_other_option(pairs, tmp_path):
+    """The choices are kept beside the model; those given anew take their place."""
+    folder = tmp_path / "run"
+    choices = ["--data", pairs, *SMALL, "--average", "2", "--smoothing", "0.2", "--separate"]
+    assert run("train", "--out", folder, *choices).exit_code == 0
+    before = json.loads((folder / "run.json").read_text())
+    result = run("train", "--out", folder, "--resume", "--steps", "7")
+    assert result.exit_code == 0 and "from step 6" in result.output, result.output
+    after = json.loads((folder / "run.json").read_text())
+    assert after["recipe"]["training"].pop("steps") == 7
+    assert before["recipe"]["training"].pop("steps") == 6
+    assert after == before and before["recipe"]["training"]["label_smoothing"] == 0.2
+    again = run("train", "--out", folder, "--resume")
+    assert again.exit_code == 0 and "step 7" in again.output
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", '{"recipe": {"training": {}, "heads": 3}}', '{"recipe": 1}']
+)
+def test_broken_choices_are_refused(model, tmp_path, content):
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "run.json").write_text(content)
+    assert "run.json" in refusal("train", "--out", tmp_path, "--resume")
+
+
+def test_other_pairs_are_no_continuation(model, pairs, tmp_path):
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    other = tmp_path / "other.tsv"
+    other.write_text("".join(f"{a}\t{b}\n" for a, b in date_pairs(301)), encoding="utf-8")
+    message = refusal("train", "--out", tmp_path, "--resume", "--steps", "9", "--data", other)
+    assert "other sentence pairs" in message
+
+
+def test_choices_keep_their_share_of_the_steps():
+    """Of the warm-up and the average; those that are given are taken as they are."""
+    recipe = choose(RECIPES["dates"], {"steps": 700, "n_layers": 3, "clip": None}, 1, begun=False)
+    training = recipe.training
+    assert (training.steps, training.warmup, training.average_every) == (700, 140, 10)
+    assert recipe.model == {"n_layers": 3, "dropout": 0.0} and recipe.vocab_size == 400
+    begun = choose(RECIPES["dates"], {"steps": 700, "vocab_size": 500}, 4, begun=True)
+    assert begun.training.warmup == 280 and begun.training.average_every == 20
+    assert begun.training.accumulate == 4 and begun.vocab_size == 500
+    assert choose(RECIPES["dates"], {"warmup": 7, "steps": 5}, 1, begun=False).training.warmup == 7
+    assert choose(RECIPES["dates"], {"accumulate": 3}, 2, begun=False).training.accumulate == 3
+    for name, recipe in RECIPES.items():
+        assert choose(recipe, {}, 1, begun=False) == recipe, name
+
+
+def test_two_aligned_files(pairs, tmp_path):
+    """``--data`` given twice is the same as one file of two columns."""
+    rows = [line.split("\t") for line in pairs.read_text(encoding="utf-8").splitlines()]
+    for i, name in enumerate(("en", "zh")):
+        (tmp_path / name).write_text("".join(f"{r[i]}\n" for r in rows), encoding="utf-8")
+    both = ["--data", tmp_path / "en", "--data", tmp_path / "zh"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert run("train", "--out", one, "--data", pairs, *SMALL).exit_code == 0
+    assert run("train", "--out", two, *both, *SMALL).exit_code == 0
+    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+    assert "from one file or from two" in refusal(
+        "train", "--out", tmp_path / "x", *both, "--data", pairs, *SMALL
+    )
+    (tmp_path / "zh").write_text("one line\n")
+    assert "300 lines" in refusal("train", "--out", tmp_path / "x", *both, *SMALL)
+
+
+def test_long_sentences_are_bad_lines(pairs, tmp_path):
+    path = tmp_path / "long.tsv"
+    path.write_bytes(pairs.read_bytes() + b"long " * 30 + b"\tlang\n")
+    out = tmp_path / "m"
+    arguments = ["train", "--out", out, "--data", path, "--max-length", "100", *SMALL]
+    assert "line 301" in refusal(*arguments) and not out.exists()
+    assert "line 301" in run(*arguments, "--skip-bad").output
+
+
+def test_early_stopping_and_what_it_says(pairs, tmp_path):
+    """A learning rate of nearly nothing: no validation is better than the first but by chance."""
+    arguments = ["--data", pairs, *SMALL[:4], "--max-tokens", "256", "--steps", "50"]
+    still = ["--factor", "1e-30", "--save-every", "1", "--patience", "2"]
+    result = run("train", "--out", tmp_path / "m", *arguments, *still)
+    assert result.exit_code == 0 and "Stopped at step" in result.output, result.output
+    assert "none of the last 2 validations" in result.output
+
+
+def test_a_plot_of_the_log(model):
+    """A picture beside the log."""
+    assert run("plot", model).output.strip() == str(model / "log.png")
+    assert (model / "log.png").read_bytes().startswith(b"\x89PNG")
+    (model / "log.png").unlink()
+    assert "log.csv" in refusal("plot", model / "nowhere")
+
+
+def test_scores_of_the_papers_and_translations_in_a_file(model, pairs, tmp_path):
+    """Lower case and Moses tokens; one line for each pair."""
+    out = tmp_path / "out.txt"
+    arguments = ["--model", model, "--data", pairs, "--moses", "de", "--output", out]
+    output = run("evaluate", *arguments).output
+    assert "lower case, Moses de" in output and "tok:none" in output
+    assert len(out.read_text(encoding="utf-8").splitlines()) == 300
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_ends(pairs, tmp_path, number, code):
+    """The step is finished, a checkpoint written, and the way to go on named."""
+    folder = tmp_path / "run"
+    long = ["--steps", "100000", "--save-every", "100000", "--log-every", "1000"]
+    command = [sys.executable, "-m", "transformer_lit.cli", "train", "--out", folder]
+    command += ["--data", pairs, *SMALL[:4], "--max-tokens", "256", *long]
+    process = subprocess.Popen([str(c) for c in command], stderr=subprocess.PIPE, text=True)
+    assert "from step 0" in process.stderr.readline()
+    time.sleep(1.5)
+    process.send_signal(number)
+    said = process.communicate(timeout=30)[1]
+    assert process.returncode == code and "Traceback" not in said, said
+    step = torch.load(folder / "training.pt", weights_only=True)["step"]
+    assert step > 0 and f"Stopped at step {step}; the last checkpoint is of step {step}" in said
+
+
+def test_several_processes_as_one(pairs, tmp_path):
+    """Two processes of torchrun end with the losses of one."""
+    common = ["train", "--data", pairs, *SMALL, "--accumulate", "2", "--log-every", "1"]
+    assert run(*common, "--out", tmp_path / "one").exit_code == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        + ["-m", "transformer_lit.cli", *map(str, common), "--out", str(tmp_path / "two")],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("in 2 processes") == 1, "the first process speaks for all"
+    logs = []
+    for name in ("one", "two"):
+        with (tmp_path / name / "log.csv").open() as file:
+            logs.append(list(csv.DictReader(file)))
+    for one, two in zip(*logs, strict=True):
+        assert float(one["loss"]) == pytest.approx(float(two["loss"]), abs=1e-5)
+        assert one["tokens"] == two["tokens"]
+
+
+def test_a_restart_by_torchrun_goes_on(model, pairs, tmp_path, monkeypatch):
+    """The command is the same as the first time, without ``--resume``."""
+    folder = tmp_path / "m"
+    shutil.copytree(model, folder)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    again = run("train", "--out", folder, "--data", pairs, *SMALL[:4], "--steps", "8")
+    assert again.exit_code == 0 and "from step 6" in again.output, again.output
+    fresh = run("train", "--out", tmp_path / "new", "--data", pairs, *SMALL)
+    assert fresh.exit_code == 0 and "from step 0" in fresh.output
 
 
 def test_utf16_is_named(tmp_path):

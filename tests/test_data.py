@@ -1,18 +1,31 @@
 """Tokeniser, corpora and batches."""
 
 import datetime
+import gc
+import gzip
+import hashlib
+import http.server
+import io
 import re
+import socket
+import threading
 import unicodedata
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from support import seeds
 from tokenizers import Tokenizer as BPE
 from tokenizers import models
+from torch.utils.data import DataLoader
 
+from transformer_lit import data
 from transformer_lit.data import (
     BOS,
     DATE_FORMS,
@@ -20,13 +33,20 @@ from transformer_lit.data import (
     PAD,
     SPECIAL_TOKENS,
     UNK,
+    BadLine,
     Batch,
+    Corpus,
     TokenBatches,
     Tokenizer,
     date_pairs,
     date_years,
+    download_multi30k,
+    download_tatoeba,
     pad,
+    pairs_sha256,
+    read_multi30k,
     read_pairs,
+    read_tatoeba,
     split_pairs,
     write_date,
 )
@@ -67,6 +87,19 @@ def test_any_text_comes_back(text):
     assert tokenizer().decode([BOS, *ids, EOS, PAD]) == text
     ascii_pieces = [p for p in tokenizer().pieces(ids) if p.isascii()]
     assert not any(len(p) > 1 and re.search("[0-9]", p) for p in ascii_pieces)
+
+
+@given(st.lists(texts, max_size=5))
+def test_many_texts_are_encoded_at_once(many):
+    """As one by one, in their order."""
+    assert tokenizer().encode_batch(many) == [tokenizer().encode(text) for text in many]
+
+
+def test_half_a_surrogate_pair_is_refused():
+    """The message shows the text that has it."""
+    for call in (tokenizer().encode_batch, lambda texts: tokenizer().encode(texts[1])):
+        with pytest.raises(ValueError, match=r"not valid Unicode: 'bad \\ud83d'"):
+            call(["good", "bad \ud83d"])
 
 
 @settings(max_examples=10)
@@ -192,73 +225,175 @@ cells = st.text(st.characters(codec="utf-8", exclude_characters="\t\n\ufeff"), m
 )
 
 
+HARD_ROWS = [
+    ("  Cafe\u0301 ", "日期"),
+    ("a\x0cb\x85c", "d\u2028e\u2029\x1cf"),
+    ("a\rb\0", "\0c\x0b\ud7ff😀"),
+]
+
+
 @given(
     rows=st.lists(st.tuples(cells, cells), min_size=1, max_size=5),
     bom=st.booleans(),
     crlf=st.booleans(),
     last_line_ends=st.booleans(),
+    together=st.booleans(),
+    packed=st.booleans(),
 )
-@example(rows=[("  Cafe\u0301 ", "日期")], bom=True, crlf=True, last_line_ends=False)
-def test_pairs_are_read(rows, bom, crlf, last_line_ends, tmp_path_factory):
-    """With a byte-order mark or without, with CRLF or LF, brought to normal form C."""
-    path, end = tmp_path_factory.mktemp("pairs") / "pairs.tsv", "\r\n" if crlf else "\n"
-    content = end.join("\t".join(row) for row in rows) + end * last_line_ends
-    path.write_bytes(b"\xef\xbb\xbf" * bom + content.encode())
+@example(rows=HARD_ROWS[:1], bom=True, crlf=True, last_line_ends=False, together=True, packed=False)
+@example(rows=HARD_ROWS, bom=True, crlf=True, last_line_ends=True, together=False, packed=True)
+@example(rows=HARD_ROWS, bom=False, crlf=False, last_line_ends=True, together=True, packed=True)
+def test_pairs_are_read(rows, bom, crlf, last_line_ends, together, packed, tmp_path_factory):
+    """From one file or two, plain or packed, with LF or CRLF, brought to normal form C."""
+    folder, end = tmp_path_factory.mktemp("pairs"), "\r\n" if crlf else "\n"
+    columns = [["\t".join(row) for row in rows]] if together else list(zip(*rows, strict=True))
+    paths = []
+    for number, lines in enumerate(columns):
+        content = (end.join(lines) + end * last_line_ends).encode()
+        assume(3 * content.count(0) <= len(content))
+        paths.append(folder / f"{number}.{'gz' if packed else 'txt'}")
+        content = b"\xef\xbb\xbf" * bom + content
+        paths[-1].write_bytes(gzip.compress(content) if packed else content)
     expected = [tuple(unicodedata.normalize("NFC", cell.strip()) for cell in row) for row in rows]
-    assert read_pairs(path) == expected
+    assert read_pairs(*paths) == expected
 
 
-BAD = b"one\teins\nno tab\na\tb\tc\n\tempty\n\xff\xfe\tlatin\n\ntwo\tzwei\n"
+def test_only_a_line_feed_ends_a_line(tmp_path):
+    """Not what else Python takes for an end of a line, in one file or in two."""
+    rows = [(f"a{c}b", f"{c}c{c}d") for c in "\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\0"]
+    expected = [(source, target.strip()) for source, target in rows]
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_bytes("".join(f"{source}\t{target}\n" for source, target in rows).encode())
+    assert read_pairs(one, on_error=print) == expected
+    for path, side in zip((one, two), zip(*rows, strict=True), strict=True):
+        path.write_bytes("".join(f"{text}\r\n" for text in side).encode())
+    assert read_pairs(one, two, on_error=print) == expected
 
 
-def test_bad_lines_are_counted_and_named(tmp_path):
-    """A file is refused whole, or read without them under a warning."""
+BAD = (
+    b"one\teins\nno tab\na\tb\tc\n\tempty\n\xff\xfe\tlatin\n\n"
+    b"two\tzwei\n" + b"x" * 2001 + b"\tlong\n \t \nx\ty\tz\tw\n"
+)
+
+
+def test_bad_lines_are_counted_by_kind_and_named(tmp_path):
+    """A file is refused whole, or read without them under a warning, or each is handed over."""
     path = tmp_path / "pairs.tsv"
     path.write_bytes(BAD)
-    report = (
-        "5 of 7 lines are bad: line 2 has 1 column instead of 2; line 3 has 3 columns instead "
-        "of 2; line 4 has an empty side; line 5 is not UTF-8; line 6 has 1 column instead of 2"
+    report = re.escape(
+        "pairs.tsv: 8 of 10 lines are bad: 2 lines have 1 column instead of 2 (2, 6); "
+        "line 3 has 3 columns instead of 2; 2 lines have an empty side (4, 9); "
+        "line 5 is not UTF-8; line 8 has a side of more than 2,000 characters; "
+        "1 are bad in other ways"
     )
     with pytest.raises(ValueError, match=report):
         read_pairs(path)
+    good, bad = [("one", "eins"), ("two", "zwei")], []
     with pytest.warns(UserWarning, match=report):
-        assert read_pairs(path, on_error="skip") == [("one", "eins"), ("two", "zwei")]
+        assert read_pairs(path, on_error="skip") == good
+    assert read_pairs(path, on_error=bad.append) == good
+    assert [line.number for line in bad] == [2, 3, 4, 5, 6, 8, 9, 10]
+    assert bad[3] == BadLine(5, "is not UTF-8")
 
 
 def test_many_bad_lines_are_not_all_named(tmp_path):
-    """Five, and the number of the others."""
+    """The first five of a kind, and how many there are."""
     path = tmp_path / "pairs.tsv"
     path.write_text("a\tb\n" + "bad\n" * 8)
-    with pytest.raises(ValueError, match="8 of 9 lines are bad: line 2 .*line 6 .*, and 3 more"):
+    report = r"8 of 9 lines are bad: 8 lines have 1 column instead of 2 \(2, 3, 4, 5, 6, \.\.\.\)\."
+    with pytest.raises(ValueError, match=report):
         read_pairs(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf"])
-def test_an_empty_file_is_refused(content, tmp_path):
-    """Rather than trained on."""
+def test_a_side_may_be_just_as_long_as_the_limit(tmp_path):
+    """Counted in characters, after blanks around it are gone."""
     path = tmp_path / "pairs.tsv"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="holds no sentence pairs"):
+    for pair in (("日" * 7, "b"), ("日", "b" * 7)):
+        path.write_text("\t ".join(pair) + " \na\tb\n", encoding="utf-8")
+        for limit in (7, None):
+            assert read_pairs(path, max_length=limit, on_error=print) == [pair, ("a", "b")]
+        with pytest.raises(ValueError, match="line 1 has a side of more than 6 characters"):
+            read_pairs(path, max_length=6)
+
+
+def test_further_columns_may_be_allowed(tmp_path):
+    """And are left out, even if they are not UTF-8."""
+    path = tmp_path / "pairs.tsv"
+    path.write_bytes(b"a\tb\tby \xff\nc\td\t\t\n")
+    assert read_pairs(path, extra_columns=True) == [("a", "b"), ("c", "d")]
+    with pytest.raises(ValueError, match="line 1 "):
         read_pairs(path)
+    path.write_bytes(b"a\tb\nc\n")
+    with pytest.raises(ValueError, match="line 2 has 1 column instead of 2"):
+        read_pairs(path, extra_columns=True)
 
 
-def test_a_file_without_a_good_line_is_refused(tmp_path):
-    """Even if bad lines are to be left out: this one is UTF-16."""
-    path = tmp_path / "pairs.tsv"
-    path.write_bytes("ä\tö\n".encode("latin-1"))
-    with (
-        pytest.warns(UserWarning, match="not UTF-8"),
-        pytest.raises(ValueError, match="no sentence"),
+def test_bad_lines_of_two_files(tmp_path):
+    """A line is bad for both."""
+    source, target = tmp_path / "a.en", tmp_path / "a.de"
+    source.write_bytes(b"one\n\nthree\nfour\n")
+    target.write_bytes(b"eins\nzwei\n\xff\nvier\n")
+    report = (
+        r"a\.en and .*a\.de: 2 of 4 lines are bad: line 2 has an empty side; line 3 is not UTF-8"
+    )
+    with pytest.raises(ValueError, match=report):
+        read_pairs(source, target)
+    assert read_pairs(source, target, on_error=lambda line: None) == [
+        ("one", "eins"),
+        ("four", "vier"),
+    ]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip", print])
+def test_files_out_of_step_are_never_read(on_error, tmp_path):
+    """The message has both names and both numbers."""
+    source, target = tmp_path / "a.en", tmp_path / "a.de"
+    source.write_text("one\ntwo\nthree\n")
+    target.write_text("eins\nzwei\n")
+    for one, other, names in (
+        (source, target, r"a\.en has 3 lines and .*a\.de has 2"),
+        (target, source, r"a\.de has 2 lines and .*a\.en has 3"),
     ):
-        read_pairs(path, on_error="skip")
+        with pytest.raises(ValueError, match=names):
+            read_pairs(one, other, on_error=on_error)
+
+
+WHOLE = gzip.compress(b"one\teins\n" * 99)
+
+
+@pytest.mark.parametrize(
+    "name, content, says",
+    [
+        ("a.tsv", b"", "holds no sentence pairs"),
+        ("a.tsv", b"\xef\xbb\xbf", "holds no sentence pairs"),
+        ("a.tsv", "ä\tö\n".encode("latin-1"), "holds no sentence pairs"),
+        ("a.tsv", "one\teins\n".encode("utf-16"), "UTF-16"),
+        ("a.tsv", b"\xfe\xff" + "one\teins\n".encode("utf-16-be"), "UTF-16"),
+        ("a.tsv", "one\teins\n".encode("utf-16-le"), "UTF-16"),
+        ("a.tsv", bytes(range(128, 256)) * 9, "holds no sentence pairs"),
+        ("a.tsv", WHOLE, "holds no sentence pairs"),
+        ("a.gz", gzip.compress(b""), "holds no sentence pairs"),
+        ("a.gz", b"<html>\n", "not a whole .gz file"),
+        ("a.gz", WHOLE[:-1], "not a whole .gz file"),
+        ("a.gz", WHOLE[:20], "not a whole .gz file"),
+        ("a.gz", WHOLE[:12] + b"\xff" + WHOLE[13:], "not a whole .gz file"),
+        ("a.zip", b"PK\x03\x04", "not a whole .zip file"),
+    ],
+)
+def test_a_hopeless_file_is_refused_by_name(name, content, says, tmp_path):
+    """Even if bad lines are to be left out."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{re.escape(name)}.* {says}"):
+        read_pairs(path, on_error=lambda line: None)
 
 
 def test_a_missing_file_is_named(tmp_path):
     """A folder is not a file either; and the option is checked."""
     for path in (tmp_path / "nothing.tsv", tmp_path):
-        with pytest.raises(FileNotFoundError, match=path.name):
+        with pytest.raises(FileNotFoundError, match=f"{path.name} is not a file"):
             read_pairs(path)
-    with pytest.raises(ValueError, match="raise or skip, not 'ignore'"):
+    with pytest.raises(ValueError, match="raise, skip or a function, not 'ignore'"):
         read_pairs(tmp_path, on_error="ignore")
 
 
@@ -282,6 +417,298 @@ def test_the_share_that_is_held_out():
     pairs = [(str(i), "x") for i in range(100)]
     assert [len(part) for part in split_pairs(pairs, 0.2)] == [80, 20]
     assert split_pairs(pairs, seed=1) != split_pairs(pairs, seed=2)
+
+
+# Real sentences
+
+
+def corpus_of(prefix: str, n: int) -> list[tuple[str, str]]:
+    return [(f"{prefix} {i}", f"{prefix} é {i}") for i in range(n)]
+
+
+MULTI30K = {"train": corpus_of("a", 5), "val": corpus_of("b", 2), "test_2016_flickr": [("x", "y")]}
+
+
+def write_multi30k(folder, form: str) -> None:
+    """Write it as plain or packed sides, or as one file."""
+    for split, pairs in MULTI30K.items():
+        texts = {f"{split}.en-de.tsv": "".join(f"{s}\t{t}\n" for s, t in pairs)}
+        if form != "tsv":
+            sides = zip(("en", "de"), zip(*pairs, strict=True), strict=True)
+            texts = {f"{split}.{code}": "".join(f"{x}\n" for x in side) for code, side in sides}
+        for name, text in texts.items():
+            if form == "gz":
+                (folder / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
+            else:
+                (folder / name).write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("form", ["plain", "gz", "tsv"])
+def test_multi30k_is_read(form, tmp_path):
+    """Its three parts stay as they are."""
+    write_multi30k(tmp_path, form)
+    assert read_multi30k(tmp_path) == Corpus(*MULTI30K.values())
+    next(tmp_path.glob("val.*")).unlink()
+    with pytest.raises(FileNotFoundError, match=r"val\.en and val\.de.*val\.en-de\.tsv.*download_"):
+        read_multi30k(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"train\.fr"):
+        read_multi30k(tmp_path, "fr")
+
+
+def zipped(**members: str) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, text in members.items():
+            archive.writestr(name.replace("__", ".").replace("_up_", "../"), text)
+    return content.getvalue()
+
+
+SENTENCES = [(f"Number {i // 2}.", f"第{i}。") for i in range(100)]
+COLUMNS = "".join(f"{s}\t{t}\tCC-BY 2.0 (France) #{i}\n" for i, (s, t) in enumerate(SENTENCES))
+ARCHIVE = zipped(_about__txt="Read me.", cmn__txt=COLUMNS)
+
+
+@given(seed=seeds, held_out=st.floats(0.01, 0.4))
+def test_tatoeba_is_split_by_source(seed, held_out, tmp_path_factory):
+    """None is lost, none is doubled, no source is in two parts; unpacked or not is the same."""
+    folder = tmp_path_factory.mktemp("tatoeba")
+    (folder / "cmn-eng.zip").write_bytes(ARCHIVE)
+    corpus = read_tatoeba(folder, seed=seed, held_out=held_out)
+    assert sorted(pair for part in corpus for pair in part) == sorted(SENTENCES)
+    sources = [{source for source, _ in part} for part in corpus]
+    assert sum(map(len, sources)) == len(set().union(*sources)) == 50
+    assert len(sources[2]) == max(1, round(held_out * 50))
+    (folder / "cmn.txt").write_text(COLUMNS, encoding="utf-8")
+    (folder / "cmn-eng.zip").unlink()
+    assert read_tatoeba(folder, seed=seed, held_out=held_out) == corpus
+
+
+def test_tatoeba_may_come_in_two_parts(tmp_path):
+    """Which stay as they are; and what is missing is named."""
+    with pytest.raises(FileNotFoundError, match=r"cmn\.txt nor cmn-eng\.zip nor train.*download_"):
+        read_tatoeba(tmp_path)
+    (tmp_path / "train.tsv").write_text("a\tb\nc\td\n")
+    with pytest.raises(FileNotFoundError, match="dev.tsv"):
+        read_tatoeba(tmp_path)
+    (tmp_path / "dev.tsv").write_text("e\tf\n")
+    assert read_tatoeba(tmp_path) == Corpus([("a", "b"), ("c", "d")], [("e", "f")], [])
+
+
+def test_only_one_file_of_an_archive_is_looked_at(tmp_path):
+    """Whatever else is in it, nothing is written; and it may not be huge."""
+    path = tmp_path / "new" / "cmn-eng.zip"
+    path.parent.mkdir()
+    path.write_bytes(zipped(_up_evil__txt="x", cmn__txt="a\tb\n"))
+    assert read_pairs(path) == [("a", "b")]
+    assert list(tmp_path.iterdir()) == [path.parent] and list(path.parent.iterdir()) == [path]
+    assert data.unzip(path, limit=4) == b"a\tb\n"
+    with pytest.raises(zipfile.BadZipFile, match=r"cmn\.txt has more than 3 bytes"):
+        data.unzip(path, limit=3)
+    path.write_bytes(zipped(_up_cmn__txt="a\tb\n"))
+    with pytest.raises(ValueError, match=r"cmn-eng\.zip is not a whole \.zip file: .*no cmn\.txt"):
+        read_pairs(path)
+
+
+def test_the_pairs_sha256_hangs_on_every_letter_and_their_order():
+    """It is the SHA-256 of a plain file of the pairs."""
+    pairs = [("a", "é"), ("b", "c")]
+    assert pairs_sha256(pairs) == hashlib.sha256("a\té\nb\tc\n".encode()).hexdigest()
+    others = [pairs[::-1], pairs[:1], [("a", "e"), ("b", "c")], [("é", "a"), ("b", "c")]]
+    assert len({pairs_sha256(other) for other in [pairs, *others]}) == 5
+
+
+class Site:
+    """Files that are served on this machine, and what goes wrong on the way."""
+
+    def __init__(self):
+        self.files: dict[str, bytes] = {}
+        self.asked: Counter[str] = Counter()
+        self.missing = 0  # bytes that are promised and never sent
+        self.done = threading.Event()
+        self.slow = False
+
+    def handler(site):  # noqa: N805
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                name = self.path[1:]
+                site.asked[name] += 1
+                if site.slow:
+                    site.done.wait(10)
+                content = site.files.get(name)
+                if content is None:
+                    self.send_error(404)
+                    return
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(content) + site.missing))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *args):
+                pass
+
+        return Handler
+
+
+@contextmanager
+def serve(files: dict[str, bytes]) -> Iterator[Site]:
+    """Serve files on a free port of this machine."""
+    site = Site()
+    site.files = files
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), site.handler()) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        site.base = f"http://127.0.0.1:{server.server_port}"
+        yield site
+        site.done.set()
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def site(monkeypatch, tmp_path):
+    """Serve the six files of a small Multi30k, whose sums are known, and an archive of Tatoeba."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    sums = {split: pairs_sha256(pairs) for split, pairs in MULTI30K.items()}
+    monkeypatch.setattr(data, "MULTI30K_SHA256", sums)
+    source = tmp_path / "source"
+    source.mkdir()
+    write_multi30k(source, "gz")
+    files = {path.name: path.read_bytes() for path in source.iterdir()}
+    with serve({**files, "cmn-eng.zip": ARCHIVE}) as site:
+        yield site
+
+
+def closed_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def test_multi30k_is_fetched_once(site, tmp_path):
+    """What is there already and right is not asked for again."""
+    folder = tmp_path / "deep" / "new"
+    sums = download_multi30k(folder, base=site.base)
+    assert sums == data.MULTI30K_SHA256
+    assert read_multi30k(folder) == Corpus(*MULTI30K.values())
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        set(site.files) - {"cmn-eng.zip"}
+    )
+    assert download_multi30k(folder, base=site.base) == sums
+    assert sum(site.asked.values()) == 6
+    (folder / "val.de.gz").unlink()
+    download_multi30k(folder, base=site.base)
+    assert site.asked["val.de.gz"] == 2 and site.asked["train.de.gz"] == 1
+
+
+def test_tatoeba_is_fetched_once(site, tmp_path):
+    """The sum that comes back is the archive's."""
+    found = download_tatoeba(tmp_path / "new", base=site.base)
+    assert found == hashlib.sha256(ARCHIVE).hexdigest()
+    assert download_tatoeba(tmp_path / "new", base=site.base, sha256=found) == found
+    assert site.asked["cmn-eng.zip"] == 1
+    assert sum(map(len, read_tatoeba(tmp_path / "new"))) == len(SENTENCES)
+    with pytest.raises(OSError, match=f"SHA-256 {found}, not 0{found[1:]}0; "):
+        download_tatoeba(tmp_path / "new", sha256=f"0{found[1:]}0")
+
+
+def trouble(site, kind: str) -> tuple[str, str]:
+    """Make it; return the base address, and what the message must say of it."""
+    names = ["train.en.gz", "cmn-eng.zip"]
+    if kind == "missing":
+        for name in names:
+            del site.files[name]
+        return site.base, "404"
+    if kind == "cut short":
+        site.missing = 5
+        return site.base, "only .* of .* bytes came|IncompleteRead"
+    if kind == "slow":
+        site.slow = True
+        return site.base, "timed out"
+    if kind == "another page":
+        for name in names:
+            site.files[name] = b"<html>Please log in.</html>"
+        return site.base, r"/(train\.en|cmn-eng)\.(gz|zip) is not a whole \.(gz|zip) file"
+    if kind == "refused":
+        return f"http://127.0.0.1:{closed_port()}", "refused"
+    if kind == "no network":
+        return "http://no.such.host.invalid", "cannot download"
+    return "httpx://nowhere", "unknown url type"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["missing", "cut short", "slow", "another page", "refused", "no network", "nonsense"],
+)
+@pytest.mark.parametrize("corpus", ["multi30k", "tatoeba"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_failed_download_is_one_clear_line_and_leaves_nothing(corpus, kind, site, tmp_path):
+    """With the address, the reason and the way out; the same for every kind of failure."""
+    base, reason = trouble(site, kind)
+    folder = tmp_path / "new"
+    get = download_multi30k if corpus == "multi30k" else download_tatoeba
+    with pytest.raises(OSError, match=reason) as caught:
+        get(folder, base=base, timeout=0.3)
+    message = str(caught.value)
+    del caught
+    gc.collect()  # when it times out, urllib forgets to close its socket, and Python says so now
+    assert base in message and "\n" not in message and message.count(str(folder)) == 2
+    assert f"by hand into {folder}; read_{corpus}(" in message
+    assert list(folder.iterdir()) == []
+
+
+def test_a_body_that_is_cut_short_is_no_file(monkeypatch, tmp_path):
+    """A connection that breaks looks like the end of the file, but for its promised length."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with serve({"a": b"12345"}) as site:
+        data.download(f"{site.base}/a", tmp_path / "a")
+        assert (tmp_path / "a").read_bytes() == b"12345"
+        site.missing = 5
+        with pytest.raises(OSError, match="cannot download"):
+            data.download(f"{site.base}/a", tmp_path / "b")
+
+
+def test_files_that_lie_there_are_checked(tmp_path):
+    """Before anything is fetched: these are not Multi30k."""
+    write_multi30k(tmp_path, "plain")
+    with pytest.raises(OSError, match=r"train\.de \(move them away.*not 7e2c4572"):
+        download_multi30k(tmp_path, base="http://127.0.0.1:1")
+    sums = download_multi30k(tmp_path, base="http://127.0.0.1:1", check=False)
+    assert sums == {split: pairs_sha256(pairs) for split, pairs in MULTI30K.items()}
+
+
+def test_the_wrong_text_is_not_taken(site, tmp_path):
+    """Unless it is asked for; what came before it stays."""
+    folder = tmp_path / "new"
+    site.files["val.de.gz"] = gzip.compress(b"something\nelse\n")
+    with pytest.raises(OSError, match="SHA-256") as caught:
+        download_multi30k(folder, base=site.base)
+    wrong = pairs_sha256([("b 0", "something"), ("b 1", "else")])
+    for part in (f"{site.base}/val.de.gz", wrong, data.MULTI30K_SHA256["val"], "check=False"):
+        assert part in str(caught.value)
+    assert sorted(path.name for path in folder.iterdir()) == ["train.de.gz", "train.en.gz"]
+    assert download_multi30k(folder, base=site.base, check=False)["val"] == wrong
+    with pytest.raises(
+        OSError, match=r"val\.de\.gz \(move them away to fetch them anew\): the pairs"
+    ):
+        download_multi30k(folder, base=site.base)
+    with pytest.raises(OSError, match="SHA-256 .*, not 00; .*by hand"):
+        download_tatoeba(folder, base=site.base, sha256="00")
+    assert not (folder / "cmn-eng.zip").exists()
+
+
+def test_a_folder_that_cannot_be_written(site, tmp_path):
+    """Here it lies below a file; nothing is asked of the server."""
+    (tmp_path / "file").write_text("")
+    for get in (download_multi30k, download_tatoeba):
+        with pytest.raises(OSError, match="cannot write into .*new: .*; choose another folder$"):
+            get(tmp_path / "file" / "new", base=site.base)
+    assert not site.asked
+
+
+def test_the_home_of_multi30k_is_one_version():
+    """A commit, not a branch, and a sum for each part."""
+    assert re.search("/[0-9a-f]{40}/data/task1/raw$", data.MULTI30K_HOME)
+    assert all(re.fullmatch("[0-9a-f]{64}", value) for value in data.MULTI30K_SHA256.values())
 
 
 # Batches
@@ -322,6 +749,7 @@ def test_every_pair_comes_once_an_epoch(pairs, max_tokens, seed, epoch):
             seen.append(([i for i in src if i != PAD], [i for i in tgt if i != PAD]))
     assert sorted(seen) == sorted(ids)
     assert len(batches) == len(pairs)
+    assert len(batches.plan(epoch)) == len(batches.plan(epoch + 1))
 
 
 @given(pair_lists, st.integers(20, 60), seeds, st.integers(0, 3), st.integers(0, 5))
@@ -344,14 +772,76 @@ def test_epochs_and_seeds_differ():
     assert plan != TokenBatches(pairs, tokenizer(), 200, seed=1).plan(0)
 
 
-def test_like_lengths_share_a_batch():
-    """Little of it is padding."""
-    batches = TokenBatches(date_pairs(500), tokenizer(), 400)
-    real, all_places = 0, 0
-    for batch in batches.epoch():
-        real += (batch.tgt != PAD).sum().item() + (batch.src != PAD).sum().item()
-        all_places += batch.tgt.numel() + batch.src.numel()
-    assert real / all_places > 0.7
+@given(pair_lists, st.integers(40, 90), seeds, st.integers(0, 3), st.integers(1, 5))
+def test_processes_share_an_epoch(pairs, max_tokens, seed, epoch, world):
+    """Together they see each batch once, in the order of the plan."""
+    batches = TokenBatches(pairs, tokenizer(), max_tokens, seed)
+    shares = [list(batches.epoch(epoch, start=r, every=world)) for r in range(world)]
+    whole = list(batches.epoch(epoch))
+    assert sum(map(len, shares)) == len(whole)
+    for n, batch in enumerate(whole):
+        mine = shares[n % world][n // world]
+        assert mine.src.equal(batch.src) and mine.tgt.equal(batch.tgt)
+
+
+@pytest.mark.parametrize("start, every", [(-1, 1), (0, 0), (0, -2)])
+def test_a_share_that_makes_no_sense_is_refused(start, every):
+    """A negative start would begin near the end."""
+    batches = TokenBatches([("a", "b")], tokenizer())
+    with pytest.raises(ValueError, match=f"not {start} and {every}"):
+        next(batches.epoch(0, start, every))
+
+
+@given(pair_lists, st.integers(40, 90), st.integers(0, 3))
+def test_padding_is_counted(pairs, max_tokens, epoch):
+    """Of both sides together, as in the batches that are made."""
+    batches = TokenBatches(pairs, tokenizer(), max_tokens)
+    padding = places = 0
+    for batch in batches.epoch(epoch):
+        padding += (batch.src == PAD).sum().item() + (batch.tgt == PAD).sum().item()
+        places += batch.src.numel() + batch.tgt.numel()
+    assert batches.padding(epoch) == pytest.approx(padding / places)
+
+
+def test_pairs_of_like_length_share_a_batch():
+    """By the longer side: in an epoch, sorted by it, no batch reaches into another."""
+    batches = TokenBatches(date_pairs(2000), tokenizer(), 600)
+    assert batches.padding() < 0.06 and batches.padding(3) < 0.06
+    spans = sorted(sorted(map(batches.length, numbers)) for numbers in batches.plan(1))
+    for span, after in zip(spans, spans[1:], strict=False):
+        assert span[-1] <= after[0]
+
+
+def test_each_side_may_have_a_vocabulary_of_its_own():
+    """Then the target is cut by the second tokeniser, the source by the first."""
+    pairs = date_pairs(50)
+    own = Tokenizer.train([target for _, target in pairs], 280)
+    batches = TokenBatches(pairs, tokenizer(), 400, tgt_tokenizer=own)
+    assert batches.src == TokenBatches(pairs, tokenizer(), 400).src
+    assert batches.tgt == [[BOS, *own.encode(target), EOS] for _, target in pairs]
+
+
+def test_two_workers_make_the_same_batches():
+    """Real processes; none is lost, none doubled, and they come in order."""
+    batches = TokenBatches(date_pairs(200), tokenizer(), 200)
+    plan = batches.plan(1)
+    for workers in (0, 2):
+        loader = DataLoader(batches, sampler=plan, batch_size=None, num_workers=workers)
+        made = list(loader)
+        assert len(made) == len(loader) == len(plan)
+        for batch, expected in zip(made, batches.epoch(1), strict=True):
+            assert isinstance(batch, Batch)
+            assert batch.src.equal(expected.src) and batch.tgt.equal(expected.tgt)
+
+
+def test_batches_have_no_numbers():
+    """A list of pairs asks for one, so that a loop over them cannot go wrong in silence."""
+    batches = TokenBatches([("a", "b")] * 3, tokenizer())
+    with pytest.raises(TypeError):
+        batches[0]
+    with pytest.raises(TypeError):
+        list(batches)
+    assert batches[[0, 2]].src.equal(batches.make([0, 2]).src)
 
 
 def test_no_pairs_make_no_batches():

@@ -1,5 +1,10 @@
-"""Masks in words and in pictures: they say what the mask says, and refuse what does not fit."""
+"""Masks in words and in pictures: they say what the mask says, and refuse what does not fit.
 
+And the curves of a training run, which show the numbers of its log.
+"""
+
+import csv
+import math
 import re
 
 import matplotlib
@@ -15,6 +20,7 @@ from transformer_lit.decoder import decoder_mask
 from transformer_lit.figures import (
     describe_mask,
     explore_mask,
+    plot_log,
     plot_mask,
     plot_weights,
     use_style,
@@ -172,6 +178,54 @@ def test_weights_that_cannot_be_drawn_are_refused(weights, queries, keys, messag
         plot_weights(weights, queries, keys)
     with pytest.raises(ValueError, match=message):
         plot_mask(weights.bool(), queries, keys)
+
+
+SCORES = st.one_of(st.just(math.nan), st.floats(0, 9))
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), SCORES), min_size=1, max_size=30))
+def test_a_log_is_drawn_from_its_rows_and_from_its_file(tmp_path_factory, numbers):
+    """Each loss is on the curve; where a score is missing, the curve has no point."""
+    rows = [{"step": 5 * i, "loss": x, "validation": y} for i, (x, y) in enumerate(numbers, 1)]
+    path = tmp_path_factory.mktemp("run") / "log.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ("step", "loss", "validation"))
+        writer.writeheader()
+        writer.writerows(rows)
+    scored = [row for row in rows if not math.isnan(row["validation"])]
+    for log in (rows, path, str(path)):
+        plt.close("all")
+        _, (left, right) = plt.subplots(1, 2)  # the current axes are the right ones
+        assert plot_log(log, left) is left and not right.lines
+        assert plot_log(log) is right
+        assert [line.get_label() for line in right.lines] == ["training", "validation"][
+            : 1 + bool(scored)
+        ]
+        for line, column, drawn in zip(
+            right.lines, ("loss", "validation"), (rows, scored), strict=False
+        ):
+            assert line.get_xdata().tolist() == [row["step"] for row in drawn]
+            assert line.get_ydata().tolist() == [row[column] for row in drawn]
+            assert (line.get_marker() == "o") == (len(drawn) < 20), "a single point can be seen"
+
+
+def test_what_is_no_log_is_refused(tmp_path):
+    path = tmp_path / "log.csv"
+    with pytest.raises(FileNotFoundError):
+        plot_log(path)
+    for text, message in (
+        ("", "has no row yet"),
+        ("step,loss,validation\n", "has no row yet"),
+        ("en,de\none,eins\n", "is not that of a training run: KeyError 'step'"),
+        ("step,loss,validation\n5,much,nan\n", "could not convert"),
+        ("step,loss,validation\n5,1.0\n", "TypeError"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=f"{re.escape(str(path))}.*{message}"):
+            plot_log(path)
+    with pytest.raises(ValueError, match="the log has no row yet"):
+        plot_log([])
+    assert not plt.get_fignums()
 
 
 def test_the_style_can_draw_a_date():

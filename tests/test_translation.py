@@ -1,15 +1,18 @@
 """Text in, text out."""
 
+import sys
 from dataclasses import replace
 from functools import cache
 
 import pytest
+import sacrebleu
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import random_model, seeds
 
 from transformer_lit.data import EOS, PAD, TokenBatches, Tokenizer, date_pairs
+from transformer_lit.decoding import greedy_search
 from transformer_lit.model import TransformerConfig
 from transformer_lit.training import TrainingConfig
 from transformer_lit.translation import (
@@ -18,6 +21,7 @@ from transformer_lit.translation import (
     Translator,
     bleu,
     exact_match,
+    moses_tokens,
     start_training,
     validation_loss,
 )
@@ -93,7 +97,7 @@ def test_an_alignment_has_a_row_for_each_target_token(seed, sentence):
     own = translator(seed)
     alignment = own.align(sentence)
     assert isinstance(alignment, Alignment)
-    assert alignment.source == own.tokenizer.pieces([*own.tokenizer.encode(sentence), EOS])
+    assert alignment.source == tokenizer().pieces([*tokenizer().encode(sentence), EOS])
     assert alignment.target[-1] == "<eos>"
     shape = (2, 2, len(alignment.target), len(alignment.source))
     assert alignment.weights.shape == shape
@@ -188,12 +192,64 @@ def test_a_run_can_be_started_and_taken_up(tmp_path):
     with pytest.raises(FileExistsError, match="resume"):
         start_training(RECIPE, pairs, folder=tmp_path)
     resumed, same = start_training(RECIPE, pairs[10:], pairs[:10], folder=tmp_path, resume=True)
-    assert resumed.step == 2 and same.bpe.to_str() == own.bpe.to_str()
+    assert resumed.step == 2 and same[0].bpe.to_str() == own[0].bpe.to_str()
+    assert same[0] is same[1] and own[0] is own[1]
     resumed.train(progress=False)
     for one, other in zip(resumed.result.parameters(), whole.result.parameters(), strict=True):
         assert one.equal(other)
     assert resumed.log[-1]["validation"] > 0
     assert len(Translator.load(tmp_path).translate(["a", "b"])) == 2
+
+
+def test_each_language_may_have_a_vocabulary(tmp_path):
+    """Learnt from its side alone, kept beside the other, and used for it."""
+    pairs = date_pairs(60)
+    recipe = replace(RECIPE, joint=False, vocab_size=300)
+    trainer, (source, target) = start_training(recipe, pairs, folder=tmp_path)
+    for own, texts in zip((source, target), zip(*pairs, strict=True), strict=True):
+        assert own.bpe.to_str() == Tokenizer.train(texts, 300).bpe.to_str()
+    config = trainer.model.config
+    assert (config.vocab_size, config.target_size) == (len(source), len(target))
+    assert trainer.model.output.weight is trainer.model.tgt_embedding.tokens.weight
+    batch = trainer.batches.make([0])
+    assert source.decode(batch.src[0].tolist()) == pairs[0][0]
+    assert target.decode(batch.tgt[0].tolist()) == pairs[0][1]
+    trainer.train(progress=False)
+    loaded = Translator.load(tmp_path)
+    assert loaded.tokenizers[1].bpe.to_str() == target.bpe.to_str()
+    hypothesis = greedy_search(loaded.model, batch.src)[0]
+    assert loaded.translate([pairs[0][0]]) == [target.decode(hypothesis.ids)]
+    alignment = loaded.align(pairs[0][0])
+    assert alignment.source == source.pieces(batch.src[0].tolist())
+    assert alignment.target == target.pieces([*hypothesis.ids, EOS])
+    loaded.save(tmp_path / "copy")
+    assert Translator.load(tmp_path / "copy").translate(["a"]) == loaded.translate(["a"])
+    larger = Tokenizer.train((text for pair in date_pairs(300) for text in pair), 400)
+    with pytest.raises(ValueError, match="the tokeniser of the source has"):
+        Translator(loaded.model, larger, target)
+    with pytest.raises(ValueError, match="the tokeniser of the target has"):
+        Translator(loaded.model, source, larger)
+
+
+def test_the_score_of_the_papers():
+    """Lower case, Moses tokens, nothing cut by sacreBLEU: worked out with its own functions."""
+    hypotheses = ["Ein Hund läuft, der Ball rollt.", "Zwei Männer stehen auf der Straße."]
+    references = ["ein Hund läuft; der Ball rollt!", "Zwei „Männer“ stehen auf der Straße."]
+    cut = [
+        ["ein hund läuft , der ball rollt .", "zwei männer stehen auf der straße ."],
+        ["ein hund läuft ; der ball rollt !", "zwei &quot; männer &quot; stehen auf der straße ."],
+    ]
+    expected = sacrebleu.corpus_bleu(cut[0], [cut[1]], tokenize="none", force=True).score
+    score, signature = bleu(hypotheses, references, moses="de")
+    assert score == pytest.approx(expected) and "tok:none" in signature
+    assert moses_tokens(references, "de") == cut[1]
+
+
+def test_without_sacremoses_the_extra_is_named(monkeypatch):
+    """And not a traceback of imports."""
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    with pytest.raises(ImportError, match=r"transformer-lit\[moses\]"):
+        bleu(["a"], ["a"], moses="de")
 
 
 def test_nothing_cannot_be_trained_on(tmp_path):

@@ -19,7 +19,8 @@ import torch
 import torch.nn as nn
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as serialize
 from torch import Tensor
 
 from .attention import Mask, padding_mask
@@ -227,6 +228,8 @@ class Transformer(nn.Module):
     def mask(self, ids: Int[Tensor, "b s"]) -> Bool[Tensor, "b 1 1 s"] | None:
         """Return the padding mask of ``ids``, or None where nothing is padded."""
         mask = padding_mask(ids, self.config.pad)
+        if torch.compiler.is_compiling():  # looking into it would cut the graph in two
+            return mask
         return None if mask.all() else mask
 
     def encode(
@@ -289,19 +292,30 @@ class Transformer(nn.Module):
         """Write ``config.json`` and ``model.safetensors`` into ``folder``.
 
         Each is written beside and renamed, so that a crash leaves the old file whole.
+
+        Raises
+        ------
+        OSError
+            If a file cannot be written; the old one is still there.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         weights = {plain(n): p.detach().contiguous() for n, p in self.named_parameters()}
-        beside = folder / "model.safetensors.new"
-        try:
-            save_file(weights, beside)
-        except SafetensorError as error:  # what the library makes of a full disk
-            raise OSError(f"cannot write {folder / 'model.safetensors'}: {error}") from error
-        os.replace(beside, folder / "model.safetensors")
-        beside = folder / "config.json.new"
-        beside.write_text(self.config.to_json(), encoding="utf-8")
-        os.replace(beside, folder / "config.json")
+        # not by save_file: killed, it leaves a file of another name each time
+        files = {
+            "model.safetensors": serialize(weights),
+            "config.json": self.config.to_json().encode(),
+        }
+        for name, content in files.items():
+            beside = folder / f"{name}.new"
+            try:
+                with beside.open("wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())  # on the disk, before it takes the old one's place
+            except OSError as error:  # that of a full disk names no file
+                raise OSError(f"cannot write {folder / name}: {error}") from error
+            os.replace(beside, folder / name)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Transformer":

@@ -1,6 +1,7 @@
 """Wrong versions of the package, and how to import it with one of them inside."""
 
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ def fresh_import() -> Iterator[None]:
     try:
         yield
     finally:
+        os.environ.pop("MUTANT", None)
         for name in [name for name in sys.modules if name.split(".")[0] in ours]:
             del sys.modules[name]
         sys.modules.update(kept)
@@ -45,7 +47,11 @@ def fresh_import() -> Iterator[None]:
 
 
 def plant(mutant: Mutant) -> None:
-    """Import the mutant's module with its fault, for all that import it from now on."""
+    """Import the mutant's module with its fault, for all that import it from now on.
+
+    Programs that a test starts find its name in their environment; see `planted`.
+    """
+    os.environ["MUTANT"] = mutant.name
     name = f"transformer_lit.{mutant.module}"
     spec = find_spec(name)
     source = Path(spec.origin).read_text(encoding="utf-8")

@@ -22,6 +22,7 @@ FAULTS = {
     "F36": "accumulated gradients averaged over the wrong count",
     "F37": "accuracy that counts padding",
     "F40": "learning rate that starts at step 0, repeats a value, or counts epochs",
+    "F41": "a skipped step that counts, or gradients clipped before they are unscaled",
     "F47": "the first step of a beam search yields the same hypothesis k times",
     "F49": "the length penalty's sign or formula",
     "F51": "keys of a compiled model's weights with a prefix",
