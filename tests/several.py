@@ -24,6 +24,8 @@ CASES = {  # accumulate, how to share, and the case from whose checkpoint to go 
     "one": (2, "ddp", None),
     "uneven": (3, "ddp", None),
     "sharded": (2, "fsdp", None),
+    "uneven shards": (3, "fsdp", None),
+    "bf16 shards": (2, "fsdp", None),
     "whole to shards": (2, "fsdp", "one"),
     "shards to whole": (2, "ddp", "sharded"),
 }
@@ -142,7 +144,11 @@ def main() -> None:
     torch.set_num_threads(1)
     folder, started = Path(sys.argv[1]), time.perf_counter()
     for case in sys.argv[2:]:
-        engine = Accelerator("cpu", parallel=CASES[case][1] if case in CASES else "ddp")
+        engine = Accelerator(
+            "cpu",
+            "bf16" if "bf16" in case else "float32",
+            parallel=CASES[case][1] if case in CASES else "ddp",
+        )
         if case in CASES:
             run(case, folder, engine)
         else:

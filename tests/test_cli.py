@@ -2,18 +2,21 @@
 
 import csv
 import json
+import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from transformer_lit.cli import choose, main
+from transformer_lit.cli import choose, explain, main
 from transformer_lit.data import date_pairs
 from transformer_lit.translation import RECIPES
 
@@ -159,10 +162,15 @@ def test_numbers_out_of_range_are_refused(tmp_path, model):
         ("--layers", "0"),
         ("--factor", "0"),
         ("--preset", "huge"),
+        ("--clip", "nan"),
+        ("--accumulate", "10000000"),
     ]:
         assert option in refusal("train", "--out", tmp_path / "m", option, value)
     assert "--beam" in refusal("translate", "--model", model, "--beam", "0", "May 2026")
-    assert "no device" in refusal("translate", "--model", model, "--device", "tpu9", "May 2026")
+    assert "--alpha" in refusal("translate", "--model", model, "--alpha", "nan", "May 2026")
+    assert "device must be" in refusal(
+        "translate", "--model", model, "--device", "tpu9", "May 2026"
+    )
 
 
 def test_a_sentence_that_fits_no_batch_is_named(tmp_path):
@@ -224,13 +232,63 @@ def test_resume_needs_no_other_option(pairs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{}", "[]", '{"recipe": {"training": {}, "heads": 3}}', '{"recipe": 1}']
+    "content",
+    ["", "{}", "[]", "null", "[" * 100_000, '{"recipe": {"training": {}, "heads": 3}}']
+    + ['{"recipe": 1}'],
 )
 def test_broken_choices_are_refused(model, tmp_path, content):
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "run.json").write_text(content)
     assert "run.json" in refusal("train", "--out", tmp_path, "--resume")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("recipe", "preset"), "to_json"),
+        (("recipe", "model"), {"heads": 1}),
+        (("recipe", "model"), {"vocab_size": 300}),
+        (("recipe", "model"), {"n_layers": "x"}),
+        (("recipe", "max_tokens"), "x"),
+        (("recipe", "training", "accumulate"), 10**30),
+        (("recipe", "training", "average"), None),
+        (("recipe", "training", "seed"), "x"),
+        (("recipe", "training", "factor"), 10**400),
+        (("recipe", "training", "clip"), math.nan),
+        (("data",), "abc"),
+        (("data",), [1]),
+        (("max_length",), math.inf),
+    ],
+)
+def test_choices_keep_to_the_limits_of_the_options(model, tmp_path, place, value):
+    """Whoever wrote the file; what is there stays as it was."""
+    folder = tmp_path / "m"
+    shutil.copytree(model, folder)
+    run_json = json.loads((folder / "run.json").read_text())
+    part = run_json
+    for name in place[:-1]:
+        part = part[name]
+    part[place[-1]] = value
+    (folder / "run.json").write_text(json.dumps(run_json))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    message = refusal("train", "--out", folder, "--resume", "--steps", "9")
+    assert "run.json does not hold the choices of a run" in message
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_run_goes_on_from_any_folder(pairs, tmp_path, monkeypatch):
+    monkeypatch.chdir(pairs.parent)
+    assert run("train", "--out", tmp_path / "m", "--data", pairs.name, *SMALL).exit_code == 0
+    monkeypatch.chdir(tmp_path)
+    again = run("train", "--out", "m", "--resume", "--steps", "7")
+    assert again.exit_code == 0 and "from step 6" in again.output, again.output
+
+
+def test_the_vocabulary_of_a_run_stays(model, tmp_path):
+    shutil.copytree(model, tmp_path / "m")
+    message = refusal("train", "--out", tmp_path / "m", "--resume", "--vocab", "400")
+    assert "--vocab 400" in message and "--vocab 300" in message
 
 
 def test_other_pairs_are_no_continuation(model, pairs, tmp_path):
@@ -371,3 +429,140 @@ def test_the_form_of_the_text_does_not_matter(model):
     assert run("translate", "--model", model, stdin=other).stdout == (
         run("translate", "--model", model, plain).stdout
     )
+
+
+POSIX = pytest.mark.skipif(os.name != "posix", reason="Windows has other streams and locks")
+
+
+@POSIX
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_no_harm(pairs, tmp_path, closed):
+    """As a program that another has started may find them."""
+    arguments = ["-m", "transformer_lit.cli", "train", "--out", tmp_path / "m", "--data", pairs]
+    command = shlex.join(map(str, [sys.executable, *arguments, *SMALL]))
+    assert subprocess.run(["sh", "-c", f"{command} {closed}"]).returncode == 0
+    command = shlex.join(map(str, [*arguments[:2], "evaluate", "--model", tmp_path / "m"]))
+    command = f"{shlex.quote(sys.executable)} {command} --data {shlex.quote(str(pairs))}"
+    assert subprocess.run(["sh", "-c", f"{command} {closed}"]).returncode == 0
+
+
+def test_utf8_is_written_in_any_locale(tmp_path):
+    """Also where Python would choose an alphabet that lacks the characters."""
+    rows = [("a", "年"), ("b", "年")] * 4
+    (tmp_path / "zh.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in rows), encoding="utf-8")
+    small = [*SMALL[:4], "--max-tokens", "64", "--steps", "60", "--d-model", "32"]
+    assert (
+        run("train", "--out", tmp_path / "m", "--data", tmp_path / "zh.tsv", *small).exit_code == 0
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "transformer_lit.cli", "translate", "--model", tmp_path / "m", "a"],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "年" in done.stdout.decode("utf-8")
+
+
+@POSIX
+def test_two_runs_in_one_folder(model, pairs, tmp_path):
+    """The second is refused, and begins when the first has ended."""
+    import fcntl
+
+    folder = tmp_path / "m"
+    shutil.copytree(model, folder)
+    handle = os.open(folder, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    arguments = ["train", "--out", folder, "--resume", "--steps", "7"]
+    assert "another run is writing into" in refusal(*arguments)
+    os.close(handle)
+    assert run(*arguments).exit_code == 0
+
+
+def test_a_run_killed_as_it_began_goes_on(model, pairs, tmp_path):
+    """Whatever of its files were written, in their order."""
+    folder = tmp_path / "m"
+    assert run("train", "--out", folder, "--data", pairs, *SMALL, "--steps", "1").exit_code == 0
+    order = ["tokenizer.json", "run.json", "training.pt", "model.safetensors", "config.json"]
+    written = sorted(order, key=lambda name: (folder / name).stat().st_ctime_ns)
+    assert written[0] == "tokenizer.json"
+    state = torch.load(folder / "training.pt", weights_only=True)
+    state |= {"step": 0, "epoch": 0, "position": 0, "log": []}
+    for here in range(len(order)):
+        part = tmp_path / f"part {here}"
+        part.mkdir()
+        for name in order[: here + 1]:
+            shutil.copy(folder / name, part / name)
+        arguments = ["train", "--out", part, "--data", pairs, *SMALL]
+        if (part / "training.pt").exists():
+            torch.save(state, part / "training.pt")
+            assert "--resume" in refusal(*arguments)
+            arguments = ["train", "--out", part, "--resume", "--steps", "2"]
+        result = run(*arguments)
+        assert result.exit_code == 0, result.output
+        assert run("translate", "--model", part, "May 2026").exit_code == 0
+
+
+def test_a_model_that_no_machine_holds(pairs, tmp_path):
+    wide = ["--d-model", "1000000", "--heads", "1", "--d-ff", "1000000"]
+    message = refusal("train", "--out", tmp_path / "m", "--data", pairs, *SMALL, *wide)
+    assert "this machine has" in message and "smaller width" in message
+    assert "--max-tokens" in explain(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    assert "others" in explain(RuntimeError("Gloo connectFullMesh failed"))
+    assert explain(RuntimeError("anything else")) is None
+
+
+def test_a_sentence_too_long_to_translate(model):
+    message = refusal("translate", "--model", model, stdin="May 2026\n" + "a " * 2000)
+    assert "sentence 2 has 3,999 characters, more than 2,000" in message
+    blanks = " " * 10_000 + "May 2026" + " " * 10_000
+    assert run("translate", "--model", model, blanks).stdout == (
+        run("translate", "--model", model, "May 2026").stdout
+    )
+
+
+def test_an_output_that_cannot_be_written_is_told_first(model, pairs, tmp_path, monkeypatch):
+    """Before anything is translated; a file that is there stays till then."""
+    from transformer_lit.translation import Translator
+
+    def never(*given, **options):
+        raise AssertionError("translated in vain")
+
+    monkeypatch.setattr(Translator, "translate", never)
+    arguments = ["evaluate", "--model", model, "--data", pairs, "--output"]
+    assert "nowhere" in refusal(*arguments, tmp_path / "nowhere" / "out.txt")
+    (tmp_path / "out.txt").write_text("before")
+    assert isinstance(run(*arguments, tmp_path / "out.txt").exception, AssertionError)
+    assert (tmp_path / "out.txt").read_text() == "before"
+
+
+def test_a_download_overwrites_no_other_pairs(tmp_path):
+    with zipfile.ZipFile(tmp_path / "cmn-eng.zip", "w") as archive:
+        archive.writestr("cmn.txt", "".join(f"{a}\t{b}\tby\n" for a, b in date_pairs(40)))
+    (tmp_path / "train.tsv").write_text("mine\tmeins\n")
+    assert "train.tsv is there already" in refusal("download", "tatoeba", tmp_path)
+    assert (tmp_path / "train.tsv").read_text() == "mine\tmeins\n"
+    assert not (tmp_path / "valid.tsv").exists()
+    (tmp_path / "train.tsv").unlink()
+    for _ in range(2):  # what it has written itself is no other
+        result = run("download", "tatoeba", tmp_path)
+        assert result.exit_code == 0 and "train.tsv" in result.output, result.output
+    assert "--sha256" in refusal("download", "multi30k", tmp_path, "--sha256", "0")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b'step,loss\n"' + b"x" * 200_000])
+def test_a_broken_log_is_named(tmp_path, content):
+    (tmp_path / "log.csv").write_bytes(content)
+    assert "log.csv is not that of a training run" in refusal("plot", tmp_path)
+
+
+def test_an_update_that_grows_with_the_processes_is_told(pairs, tmp_path, monkeypatch):
+    """So that nobody compares other updates; nothing is said where the option was given."""
+    from transformer_lit.gpu import Accelerator
+
+    monkeypatch.setattr(Accelerator, "prepare", lambda *given: sys.exit(9))
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda *given, **options: None)
+    monkeypatch.setattr("torch.distributed.barrier", lambda *given: None)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    arguments = ["train", "--out", tmp_path / "m", "--data", pairs, *SMALL]
+    assert "Warning: an update has a batch for each of 3 processes" in run(*arguments).output
+    assert "Warning" not in run(*arguments, "--accumulate", "3").output

@@ -848,3 +848,8 @@ def test_no_pairs_make_no_batches():
     """They would make an endless epoch."""
     with pytest.raises(ValueError, match="no sentence pairs"):
         TokenBatches([], tokenizer())
+
+
+def test_a_tokeniser_that_cannot_be_written_is_an_oserror(tmp_path):
+    with pytest.raises(OSError, match="nowhere"):
+        Tokenizer.train([], 260).save(tmp_path / "nowhere" / "tokenizer.json")

@@ -141,6 +141,18 @@ def test_ways_to_share_that_do_not_go_are_refused(monkeypatch):
         Accelerator("mps")
 
 
+def test_restarts_that_may_fail_are_warned_of(monkeypatch):
+    """PyTorch's issue 135712."""
+    for name, value in {"MAX_RESTARTS": "3", "USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    with pytest.warns(UserWarning, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        Accelerator("cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+        Accelerator("cpu")
+
+
 @given(seeds, st.sampled_from(["float32", "bf16"]))
 def test_an_accelerator_has_the_gradients_of_a_plain_engine(seed, precision):
     """Bit for bit in float32, roughly in bf16; the weights stay float32."""
@@ -156,14 +168,16 @@ def test_an_accelerator_has_the_gradients_of_a_plain_engine(seed, precision):
 # Half precision
 
 
-def half_precision(folder=None, bad_calls=(), steps=5) -> tuple[Trainer, list[int]]:
-    """Return a trainer in fp16, one of whose gradients is infinite in some of its calls."""
+def half_precision(
+    folder=None, bad_calls=(), steps=5, factor=math.inf
+) -> tuple[Trainer, list[int]]:
+    """Return a trainer in fp16, one of whose gradients is far too large in some of its calls."""
     torch.manual_seed(0)
     model, calls = Transformer(several.TINY), []
 
     def spoil(gradient):
         calls.append(len(calls) + 1)
-        return gradient * math.inf if calls[-1] in bad_calls else gradient
+        return gradient * factor if calls[-1] in bad_calls else gradient
 
     model.decoder.layers[0].feed_forward.linear1.weight.register_hook(spoil)
     config = TrainingConfig(steps=steps, warmup=4, log_every=1, save_every=100)
@@ -205,6 +219,10 @@ def test_a_gradient_that_is_never_finite_ends_the_training():
     with pytest.raises(FloatingPointError, match="gradient"):
         t.train(progress=False)
     assert 15 <= len(calls) <= 18 and t.step == 0
+    t, calls = half_precision(bad_calls=range(1, 1000), factor=1e25)  # finite, but not their norm
+    with pytest.raises(FloatingPointError, match="gradient"):
+        t.train(progress=False)
+    assert len(calls) == 1
 
 
 def test_gradients_are_unscaled_before_they_are_clipped():
@@ -247,13 +265,14 @@ class Cramped(Transformer):
 
     room = 1000
     attempts = 0
+    error = torch.OutOfMemoryError("no room")
 
     def forward(self, src, tgt):
         """Fail where there is no room, after some of the work."""
         self.attempts += 1
         logits = super().forward(src, tgt)
         if src.numel() + tgt.numel() > self.room:
-            raise torch.OutOfMemoryError("no room")
+            raise self.error
         return logits
 
 
@@ -274,6 +293,19 @@ def test_batches_that_do_not_fit_are_halved(seed, room, sizes):
     model.attempts = 0
     engine.gradient(batches, range(len(batches)), 1, 0.1)
     assert model.attempts == sum(len(cut(batch, engine.most)) for batch in batches)
+
+
+def test_other_errors_pass_and_that_of_mps_is_known():
+    """It is an ordinary RuntimeError."""
+    model = Cramped(STILL)
+    model.room = 20
+    model.error = RuntimeError("MPS backend out of memory (MPS allocated: 5.50 GB)")
+    engine = Accelerator("cpu")
+    with pytest.warns(UserWarning, match="Halving"):
+        gradients(engine, model, [random_batch(0, 4)])
+    model.error = RuntimeError("shapes do not fit")
+    with pytest.raises(RuntimeError, match="shapes"):
+        gradients(Accelerator("cpu"), model, [random_batch(0, 4)])
 
 
 def test_a_sentence_that_does_not_fit_ends_the_training():
@@ -371,9 +403,8 @@ def start(command: list[str], **options) -> subprocess.Popen:
     """Start a program with this package, and one thread for each process."""
     path = os.pathsep.join([str(TESTS.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, **options
-    )
+    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return subprocess.Popen(command, env={**os.environ, **own}, **options)
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:
@@ -447,15 +478,21 @@ def test_every_pair_is_read_once():
 def test_shards_train_as_the_whole():
     """Also from one's checkpoint to the other. To 1e-5: sums are taken in another order."""
     folder, expected = together(), result(together(), "one")
-    cases = ["sharded", "whole to shards", "shards to whole"]
+    cases = ["sharded", "whole to shards", "shards to whole", "uneven shards", "bf16 shards"]
     status, output, errors = finish(start(torchrun(folder, *cases)))
     assert status == 0, output + errors
-    for case in cases:
+    for case in cases[:3]:
         found = result(folder, case)
         assert found["begun"] == (0 if case == "sharded" else several.STEPS - 2)
         assert found["losses"] == pytest.approx(expected["losses"], abs=1e-5)
         assert found["validation"] == pytest.approx(expected["validation"], rel=1e-3)
         same(found["weights"], expected["weights"])
+    found, uneven = result(folder, "uneven shards"), result(folder, "uneven")
+    assert found["losses"] == pytest.approx(uneven["losses"], abs=1e-5)
+    same(found["weights"], uneven["weights"])
+    found = result(folder, "bf16 shards")
+    assert found["losses"] == pytest.approx(expected["losses"], abs=0.1)
+    assert {weights.dtype for weights in found["weights"].values()} == {torch.float32}
     kept = Transformer.load(folder / "sharded")  # whole, as any program reads it
     same(dict(kept.named_parameters()), expected["weights"])
 

@@ -1121,6 +1121,95 @@ def test_a_checkpoint_that_cannot_be_used_is_refused(tmp_path):
         trainer(folder=tmp_path).resume()
 
 
+def put(*place):
+    """Return a function that puts its second argument at a place in its first."""
+
+    def change(state, value):
+        for name in place[:-1]:
+            state = state[name]
+        state[place[-1]] = value
+
+    return change
+
+
+ADAM = ("optimizer", "state", 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [
+        (put(*ADAM, "exp_avg"), torch.ones(3)),  # Adam would write beyond its end
+        (put(*ADAM, "exp_avg_sq"), "x"),
+        (put(*ADAM, "step"), torch.ones(2)),
+        (put("optimizer", "state", 10**6), {}),
+        (put("optimizer"), None),
+        (put("snapshots"), [{}]),
+        (put("snapshots"), [1]),
+        (lambda state, _: state["snapshots"][0].popitem(), None),
+        (lambda state, _: put("snapshots", 0, next(iter(state["model"])))(state, _), torch.ones(1)),
+        (lambda state, _: put("model", next(iter(state["model"])))(state, _), torch.ones(1)),
+        (put("step"), -1),
+        (put("epoch"), "x"),
+        (put("loss"), math.nan),
+        (put("tokens"), None),
+        (put("log"), [1]),
+        (put("log"), [{"step": 1}]),
+        (put("log", 0, "loss"), "x"),
+        (put("log", 0, "other"), 1),
+    ],
+)
+def test_a_checkpoint_of_another_form_is_refused(tmp_path, change, value):
+    """Whoever made it: nothing of it is used."""
+    options = {"steps": 2, "average": 1, "log_every": 1}
+    trainer(folder=tmp_path, **options).train(progress=False)
+    state = torch.load(tmp_path / "training.pt", weights_only=True)
+    change(state, value)
+    torch.save(state, tmp_path / "training.pt")
+    t = trainer(1, tmp_path, **options)
+    before = parameters(t)
+    with pytest.raises(ValueError, match="cannot go on from .*training.pt"):
+        t.resume()
+    assert t.step == 0 and all(map(torch.equal, before, parameters(t)))
+
+
+def test_a_checkpoint_with_other_snapshots_is_refused(tmp_path):
+    """Their mean would fail when the training is over."""
+    trainer(folder=tmp_path, steps=2, average=1).train(progress=False)
+    state = torch.load(tmp_path / "training.pt", weights_only=True)
+    torch.save(state | {"snapshots": [{}]}, tmp_path / "training.pt")
+    with pytest.raises(ValueError, match="other weights of snapshot"):
+        trainer(folder=tmp_path, steps=2, average=1).resume()
+
+
+def test_the_optimisers_settings_are_the_runs_own(tmp_path):
+    """Those in the checkpoint could be anything."""
+    trainer(folder=tmp_path, steps=2).train(progress=False)
+    state = torch.load(tmp_path / "training.pt", weights_only=True)
+    state["optimizer"]["param_groups"][0]["betas"] = (0.5, 0.6)
+    torch.save(state, tmp_path / "training.pt")
+    t = trainer(folder=tmp_path, steps=3)
+    assert t.resume() == 2
+    assert t.optimizer.param_groups[0]["betas"] == (0.9, 0.98)
+    t.train(progress=False)
+
+
+def test_the_first_checkpoint_comes_before_the_model(tmp_path, monkeypatch):
+    """Killed between, a run can go on; a model alone could not, and would bar a new run."""
+
+    def killed(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Transformer, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        trainer(folder=tmp_path).train(progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["training.pt"]
+    monkeypatch.undo()
+    t = trainer(1, tmp_path)
+    assert t.resume() == 0 == t.saved
+    t.train(progress=False)
+    assert (tmp_path / "model.safetensors").exists()
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [

@@ -13,13 +13,15 @@ from support import random_model, seeds
 
 from transformer_lit.data import EOS, PAD, TokenBatches, Tokenizer, date_pairs
 from transformer_lit.decoding import greedy_search
-from transformer_lit.model import TransformerConfig
+from transformer_lit.model import TransformerConfig, count_parameters
 from transformer_lit.training import TrainingConfig
 from transformer_lit.translation import (
+    DATE_RECIPE,
     Alignment,
     Recipe,
     Translator,
     bleu,
+    check_memory,
     exact_match,
     moses_tokens,
     start_training,
@@ -257,3 +259,40 @@ def test_nothing_cannot_be_trained_on(tmp_path):
     with pytest.raises(ValueError, match="no sentence pairs"):
         start_training(RECIPE, [], folder=tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["training.pt", "model.safetensors", "config.json"])
+def test_no_new_run_overwrites_what_is_there(tmp_path, name):
+    """Be it of a run, or a model from elsewhere; the way out is one that works."""
+    (tmp_path / name).write_text("before")
+    with pytest.raises(FileExistsError, match=name) as caught:
+        start_training(DATE_RECIPE, date_pairs(20), folder=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "before"
+    assert ("--resume" in str(caught.value)) == (name == "training.pt")
+
+
+def test_a_vocabulary_that_cannot_be_written_is_told(tmp_path):
+    """As an OSError with its name, like all other files."""
+    (tmp_path / "tokenizer.json.new").mkdir()
+    with pytest.raises(OSError, match="cannot write .*tokenizer.json"):
+        start_training(DATE_RECIPE, date_pairs(20), folder=tmp_path)
+
+
+def test_a_model_larger_than_the_memory_is_refused():
+    """Before it is built, which could end all programs on the machine."""
+    config = TransformerConfig(400)
+    check_memory(config, 5)
+    weights = count_parameters(config)["total"]
+    with pytest.raises(MemoryError, match=f"{weights:,} weights .* this machine has"):
+        check_memory(config, 10**6)
+
+
+def test_the_measures_that_differ_are_named(tmp_path):
+    recipe = replace(DATE_RECIPE, training=TrainingConfig(steps=1))
+    trainer, _ = start_training(recipe, date_pairs(20), folder=tmp_path)
+    trainer.train(progress=False)
+    other = replace(recipe, model=recipe.model | {"n_layers": 3, "dropout": 0.5})
+    says = r"other measures \(n_layers=2, not 3; dropout=0.0, not 0.5\)"
+    with pytest.raises(ValueError, match=says):
+        start_training(other, date_pairs(20), folder=tmp_path, resume=True)

@@ -4,18 +4,21 @@
 
 # %% auto #0
 __all__ = ['FILE', 'FOLDER', 'device_option', 'FILES', 'reading_options', 'model_option', 'beam_options', 'model_options',
-           'training_options', 'machine_options', 'Command', 'main', 'options', 'load_pairs', 'choose', 'read_run',
-           'write_run', 'train', 'train_and_tell', 'read_lines', 'translate', 'one_line', 'evaluate', 'download',
-           'plot']
+           'training_options', 'machine_options', 'Command', 'open_streams', 'explain', 'main', 'Number', 'options',
+           'load_pairs', 'choose', 'read_run', 'checked', 'write_run', 'alone', 'train', 'train_and_tell', 'read_lines',
+           'no_longer', 'translate', 'one_line', 'evaluate', 'download', 'plot']
 
 # %% ../nbs/17_cli.ipynb #4a70b123
 import contextlib
+import csv
 import dataclasses
+import io
 import json
+import math
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,18 +31,61 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context):
         """Run the command."""
+        open_streams()
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = lambda message, *_: click.echo(
+                    f"Warning: {message}", err=True
+                )
+                return super().invoke(ctx)
         except BrokenPipeError:
             raise  # whoever read our output has had enough; click ends quietly
         except (ValueError, OSError, ArithmeticError, MemoryError, ImportError) as error:
             raise click.ClickException(str(error)) from error
+        except RuntimeError as error:
+            reason = explain(error)
+            if reason is None:
+                raise
+            raise click.ClickException(reason) from error
+
+
+def open_streams() -> None:
+    """Write UTF-8 in any locale, and into nothing where a stream is closed."""
+    for name, errors in (("stdout", "surrogateescape"), ("stderr", "backslashreplace")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the program runs
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=errors)
+
+
+def explain(error: RuntimeError) -> str | None:
+    """Return in words what PyTorch's most general error means, or None if it may be a fault."""
+    first = str(error).split("\n", 1)[0][:200]
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return f"the model cannot be compiled; leave out --compile ({first})"
+    if "memory" in first:
+        return (
+            f"there is not enough memory: choose a smaller model, or fewer --max-tokens ({first})"
+        )
+    if "gloo" in first.lower() or "nccl" in first.lower():
+        return f"process {os.environ.get('RANK', 0)} cannot go on without the others ({first})"
+    return None
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 96})
 @click.version_option(package_name="transformer-lit")
 def main() -> None:
     """Train a Transformer on sentence pairs, translate with it, and score it."""
+
+
+class Number(click.FloatRange):
+    """A number in a range, which NaN is not."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the number."""
+        number = super().convert(value, param, ctx)
+        return self.fail(f"{value} is not a number.", param, ctx) if math.isnan(number) else number
 
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -87,7 +133,7 @@ beam_options = options(
     ),
     click.option(
         "--alpha",
-        type=click.FloatRange(0, 10),
+        type=Number(0, 10),
         default=0.6,
         show_default=True,
         help="Length penalty of the beam.",
@@ -148,7 +194,7 @@ def choose(recipe: Any, changes: dict[str, Any], processes: int, begun: bool) ->
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """Read the choices of a run that `train` wrote.
+    """Read the choices of a run that ``train`` wrote.
 
     Raises
     ------
@@ -157,6 +203,7 @@ def read_run(path: Path) -> dict[str, Any]:
     ValueError
         If it holds no choices of a run.
     """
+    from transformer_lit.model import TransformerConfig
     from transformer_lit.training import TrainingConfig
     from transformer_lit.translation import Recipe
 
@@ -164,22 +211,73 @@ def read_run(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"there is nothing to go on from: {path} is missing")
     try:
         run = json.loads(path.read_text(encoding="utf-8"))
-        recipe = run["recipe"]
-        run["recipe"] = Recipe(**recipe | {"training": TrainingConfig(**recipe["training"])})
-        run["data"], run["valid"] = (tuple(map(Path, run[name])) for name in ("data", "valid"))
-        int(run["max_length"])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} does not hold the choices of a run: {error!r}") from error
-    return run
+        recipe = run.pop("recipe")
+        training = TrainingConfig(**checked(recipe.pop("training")))
+        model = checked(recipe.pop("model"))
+        made = Recipe(**checked(recipe), model=model, training=training)
+        getattr(TransformerConfig, made.preset)(made.vocab_size, **model)
+        names = ("data", "valid", "skip_bad", "max_length")
+        return checked({name: run[name] for name in names}) | {"recipe": made}
+    except click.UsageError as error:
+        reason = error.format_message().removesuffix(".")
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        reason = repr(error)
+    except RecursionError:
+        reason = "nested too deeply"
+    raise ValueError(
+        f"{path} does not hold the choices of a run: {reason}. Mend it, or begin in another folder"
+    )
+
+
+def checked(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values that went the way of options of ``train``, with their types and limits."""
+    command = main.commands["train"]
+    known, context = {option.name: option for option in command.params}, click.Context(command)
+    missing = [name for name, value in values.items() if value is None]
+    if missing:
+        raise ValueError(f"{missing[0]} is missing")
+    return {name: known[name].type_cast_value(context, v) for name, v in values.items()}
 
 
 def write_run(path: Path, run: dict[str, Any]) -> None:
     """Write the choices of a run for `read_run`, whole or not at all."""
-    text = json.dumps(run | {"recipe": dataclasses.asdict(run["recipe"])}, indent=2, default=str)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_text(text + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    from transformer_lit.training import written_beside
+
+    plain = run | {"recipe": dataclasses.asdict(run["recipe"])}
+    # whole paths, so that the run can go on from another folder
+    text = json.dumps(plain, indent=2, default=lambda path: str(path.absolute()))
+    with written_beside(path) as beside:
+        beside.write_text(text + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep other runs out of a folder, which is made if it is missing.
+
+    Raises
+    ------
+    ValueError
+        If another run is in it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:  # what is locked here is free again when the process ends, however it ends
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ValueError(
+            f"another run is writing into {folder}: wait for its end, or choose another folder"
+        ) from error
+    except OSError:
+        pass  # some file systems know no locks
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 # %% ../nbs/17_cli.ipynb #e2dde809
 model_options = options(
@@ -190,7 +288,7 @@ model_options = options(
     click.option("--d-model", type=click.IntRange(1, 10**6), help="Width of the model."),
     click.option("--heads", "n_heads", type=click.IntRange(1, 10**4)),
     click.option("--d-ff", type=click.IntRange(1, 10**7), help="Width inside feed-forward layers."),
-    click.option("--dropout", type=click.FloatRange(0, 1, max_open=True)),
+    click.option("--dropout", type=Number(0, 1, max_open=True)),
     click.option(
         "--norm-first/--norm-last",
         default=None,
@@ -210,20 +308,18 @@ training_options = options(
     click.option("--max-tokens", type=click.IntRange(1), help="Tokens on a side of a batch."),
     click.option(
         "--accumulate",
-        type=click.IntRange(1),
+        type=click.IntRange(1, 10**6),
         help="Batches of an update, shared by all processes.",
     ),
     click.option("--steps", type=click.IntRange(1, 10**9), help="Updates of the weights."),
     click.option("--warmup", type=click.IntRange(1, 10**9), help="Steps of rising learning rate."),
     click.option(
         "--factor",
-        type=click.FloatRange(0, 1e6, min_open=True),
+        type=Number(0, 1e6, min_open=True),
         help="Times the paper's learning rate.",
     ),
-    click.option("--smoothing", "label_smoothing", type=click.FloatRange(0, 1, max_open=True)),
-    click.option(
-        "--clip", type=click.FloatRange(0, 1e9), help="Largest norm of the gradient; 0: any."
-    ),
+    click.option("--smoothing", "label_smoothing", type=Number(0, 1, max_open=True)),
+    click.option("--clip", type=Number(0, 1e9), help="Largest norm of the gradient; 0: any."),
     click.option(
         "--average", type=click.IntRange(0), help="The result is the mean of so many weights."
     ),
@@ -314,6 +410,12 @@ def train(
     run: dict[str, Any] = {"data": (), "valid": (), "skip_bad": False, "max_length": 2000}
     if resume:
         run = read_run(folder / "run.json")
+        learnt, asked = run["recipe"].vocab_size, changes["vocab_size"]
+        if asked not in (None, learnt):
+            raise ValueError(
+                f"--vocab {asked}: the run in {folder} has learnt its vocabulary, with --vocab "
+                f"{learnt}; leave it out, or choose another folder"
+            )
     elif recipe is None:
         recipe = "general" if data else "dates"
     if recipe is not None:
@@ -321,8 +423,16 @@ def train(
     given = {"data": data, "valid": valid, "skip_bad": skip_bad, "max_length": max_length}
     run |= {name: value for name, value in given.items() if value}
     engine = Accelerator(device, precision, compile=compile, parallel=parallel)
-    with contextlib.closing(engine):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.closing(engine))
+        before = changes["accumulate"] or run["recipe"].training.accumulate
         run["recipe"] = choose(run["recipe"], changes, engine.world_size, begun=resume)
+        if engine.rank == 0 and before < run["recipe"].training.accumulate:
+            click.echo(
+                f"Warning: an update has a batch for each of {engine.world_size} processes: one "
+                f"process does the same with --accumulate {engine.world_size}",
+                err=True,
+            )
         if not run["data"]:
             pairs, valid_pairs = date_pairs(40_000), date_pairs(500, split="valid")
         else:
@@ -332,9 +442,10 @@ def train(
                 valid_pairs = held_out[:500]
         if run["valid"]:
             valid_pairs = load_pairs(run["valid"], run["skip_bad"], run["max_length"])
+        if engine.rank == 0:
+            stack.enter_context(alone(folder))
         hooks: list[Any] = [EarlyStopping(patience)] if patience else []
-        if tensorboard and engine.rank == 0:
-            hooks.append(TensorBoard(folder / "tensorboard"))
+
         trainer, _ = start_training(
             run["recipe"],
             pairs,
@@ -346,6 +457,8 @@ def train(
         )
         if engine.rank == 0:
             write_run(folder / "run.json", run)
+            if tensorboard:
+                trainer.hooks = [*hooks, TensorBoard(folder / "tensorboard")]
         train_and_tell(trainer)
 
 
@@ -410,12 +523,37 @@ def read_lines() -> Iterator[str]:
             raise ValueError(f"line {number} of standard input is not UTF-8") from error
 
 
+def no_longer(sentences: Iterable[str], limit: int) -> Iterator[str]:
+    """Yield sentences.
+
+    Raises
+    ------
+    ValueError
+        If one has more characters than ``limit``.
+    """
+    for number, sentence in enumerate(sentences, start=1):
+        length = len(sentence.strip())
+        if length > limit:
+            raise ValueError(
+                f"sentence {number} has {length:,} characters, more than {limit:,}: cut it into "
+                "sentences, or raise --max-length"
+            )
+        yield sentence
+
+
 @main.command(cls=Command)
 @click.argument("sentences", nargs=-1)
 @model_option
 @beam_options
+@click.option(
+    "--max-length",
+    type=click.IntRange(1),
+    default=2000,
+    show_default=True,
+    help="Most characters of a sentence; memory and time grow with its square.",
+)
 @device_option
-def translate(sentences, folder, beam, alpha, device) -> None:
+def translate(sentences, folder, beam, alpha, max_length, device) -> None:
     """Translate SENTENCES, or the lines of standard input.
 
     One line is written for each, in order.
@@ -428,7 +566,7 @@ def translate(sentences, folder, beam, alpha, device) -> None:
     by_hand = not sentences and sys.stdin is not None and sys.stdin.isatty()
     if by_hand:
         click.echo("Type a sentence and press Enter; Ctrl-D ends.", err=True)
-    lines = iter(sentences) if sentences else read_lines()
+    lines = no_longer(sentences or read_lines(), max_length)
     while chunk := list(islice(lines, 1 if by_hand else 1000)):
         progress = not by_hand and len(chunk) > 100 and sys.stderr.isatty()
         for line in translator.translate(chunk, beam=beam, alpha=alpha, progress=progress):
@@ -465,6 +603,8 @@ def evaluate(folder, data, skip_bad, max_length, beam, alpha, moses, output, dev
 
     translator = Translator.load(folder)
     translator.model.to(pick_device(device))
+    if output:
+        output.open("ab").close()  # better to fail now than after an hour
     if data:
         pairs = load_pairs(data, bool(skip_bad), max_length or 2000)
     else:
@@ -492,18 +632,29 @@ def download(corpus, folder, sha256) -> None:
     not to be passed on. tatoeba: English and Chinese sentences, CC BY 2.0 FR.
     """
     from transformer_lit import data
+    from transformer_lit.training import written_beside
 
     if corpus == "multi30k":
+        if sha256:
+            raise ValueError(
+                "--sha256 is for tatoeba; that of multi30k never changes, and is checked"
+            )
         data.download_multi30k(folder)
         parts = data.read_multi30k(folder)
     else:
         click.echo(f"SHA-256 {data.download_tatoeba(folder, sha256=sha256)}", err=True)
         parts = data.read_tatoeba(folder)
-    for name, pairs in parts._asdict().items():
-        if pairs:
-            path = folder / f"{name}.tsv"
-            path.write_text("".join(f"{a}\t{b}\n" for a, b in pairs), encoding="utf-8")
-            click.echo(f"{path}  {len(pairs):,} pairs")
+    files = {folder / f"{name}.tsv": pairs for name, pairs in parts._asdict().items() if pairs}
+    texts = {p: "".join(f"{a}\t{b}\n" for a, b in pairs).encode() for p, pairs in files.items()}
+    for path, text in texts.items():
+        if path.exists() and path.read_bytes() != text:
+            raise ValueError(
+                f"{path} is there already, and is another: move it away, or choose another folder"
+            )
+    for path, text in texts.items():
+        with written_beside(path) as beside:
+            beside.write_bytes(text)
+        click.echo(f"{path}  {len(files[path]):,} pairs")
     click.echo(
         f"Next: transformer-lit train --recipe {corpus} --out runs/{corpus} "
         f"--data {folder / 'train.tsv'} --valid {folder / 'valid.tsv'}",
@@ -521,7 +672,12 @@ def plot(folder) -> None:
     from transformer_lit.figures import plot_log, use_style
 
     use_style()
-    plot_log(folder / "log.csv").get_figure().savefig(folder / "log.png")
+    path = folder / "log.csv"
+    try:
+        axes = plot_log(path)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not that of a training run: {error}") from error
+    axes.get_figure().savefig(folder / "log.png")
     click.echo(folder / "log.png")
 
 # %% ../nbs/17_cli.ipynb #3f701e74

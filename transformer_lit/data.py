@@ -208,7 +208,8 @@ class Tokenizer:
 
     def save(self, path: str | Path) -> None:
         """Write the tokeniser as a JSON file of the ``tokenizers`` library."""
-        self.bpe.save(str(path))
+        # not by the library, whose errors are no OSError
+        Path(path).write_bytes(self.bpe.to_str(pretty=True).encode())
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":

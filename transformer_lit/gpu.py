@@ -16,15 +16,13 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float, Shaped
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -62,7 +60,8 @@ def pick_device(name: str = "auto") -> torch.device:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     if (device.index or 0) >= there.get(device.type, 0):
-        built = "" if torch.version.cuda or torch.version.hip else "; this PyTorch is for CPUs only"
+        gpus = torch.version.cuda or torch.version.hip or mps
+        built = "" if gpus else "; this PyTorch is for CPUs only"
         raise ValueError(
             f"there is no device {str(device)!r} here, but {there['cuda']} of CUDA{built}. Choose "
             "another device, or auto, and with torchrun no more processes than devices"
@@ -153,11 +152,12 @@ def product_flops(
     size
         Rows and columns of both matrices.
     device, precision
-        Where, and in which of `PRECISIONS`.
+        Where, and in which of ``PRECISIONS``.
     seconds
         About how long to measure.
     """
-    a, b = torch.ones(2, size, size, device=device, dtype=DTYPES.get(precision, torch.float32))
+    dtype = DTYPES.get(precision, torch.float32)
+    a, b = torch.randn(2, size, size, device=device, dtype=dtype)  # ones would flatter some GPUs
     out, before = torch.empty_like(a), torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
@@ -172,7 +172,7 @@ def peak_flops(device: torch.device, precision: str = "float32") -> float:
     Parameters
     ----------
     device, precision
-        Where, and in which of `PRECISIONS`.
+        Where, and in which of ``PRECISIONS``.
 
     Returns
     -------
@@ -374,19 +374,35 @@ class Accelerator(Engine):
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self.compile = compile
         self.most: int | None = None  # ids in a batch, if larger ones did not fit
+        restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+        if self.rank == 0 and restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            warnings.warn(
+                "for --max-restarts, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun, or "
+                "processes started anew may wait for those that died",
+                stacklevel=2,
+            )
         if self.world_size > 1 and not dist.is_initialized():
-            dist.init_process_group("nccl" if cuda else "gloo")
+            dist.init_process_group(
+                "nccl" if cuda else "gloo",
+                timeout=timedelta(hours=2),  # the others wait while the first one validates
+                device_id=self.device if cuda else None,
+            )
 
     def prepare(self, model: Transformer) -> None:
         """Bring the model to the device and share it among the processes, in place."""
         super().prepare(model)
         if self.sharded:
+            # imported here, since it takes longer than all else
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
             for parameter in model.parameters():  # all start from the weights of the first
                 dist.broadcast(parameter.detach(), 0)
             mesh = init_device_mesh(self.device.type, (self.world_size,))
-            for layer in (*model.encoder.layers, *model.decoder.layers):
-                fully_shard(layer, mesh=mesh)
-            fully_shard(model, mesh=mesh)
+            # what is lent is cast before; autocast would keep a copy of it until the backward pass
+            policy = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
+            for layer in (*model.encoder.layers, *model.decoder.layers, model):
+                fully_shard(layer, mesh=mesh, mp_policy=policy)
         elif self.world_size > 1:
             # the buffers are tables of positions: equal where both are long enough
             parameters = inspect.signature(DistributedDataParallel).parameters
@@ -413,10 +429,17 @@ class Accelerator(Engine):
             for batch, seed in zip(batches, seeds, strict=True)
             for i, part in enumerate(cut(batch, self.most))
         ]
+        idle = self.idle(len(batches))
         try:
             cut_batches, cut_seeds = zip(*parts, strict=True)
-            return super().gradient(cut_batches, cut_seeds, n_tokens, smoothing)
-        except torch.OutOfMemoryError as error:
+            total = super().gradient(cut_batches, cut_seeds, n_tokens, smoothing)
+            for _ in range(idle):  # nothing is added, but weights are lent
+                (0 * self.loss(batches[-1].to(self.device), n_tokens, smoothing)).backward()
+            return total
+        except RuntimeError as error:
+            # MPS has no error of its own for it
+            if not (isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)):
+                raise
             largest = max((part for part, _ in parts), key=count)
             what = (
                 f"a batch of {tuple(largest.src.shape)} source and {tuple(largest.tgt.shape)} "
@@ -434,12 +457,18 @@ class Accelerator(Engine):
         self.model.zero_grad()  # a part of the gradient may be there
         return self.gradient(batches, seeds, n_tokens, smoothing)
 
+    def idle(self, batches: int) -> int:
+        """Return how many batches the others still compute after so many, and need weights for."""
+        if not self.sharded:
+            return 0
+        most = torch.tensor(batches, device=self.device)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        return int(most) - batches
+
     def backward(self, batch: Batch, n_tokens: int, smoothing: float, last: bool) -> float:
         """Add the gradient of one batch; with the ``last`` all processes add up theirs."""
         quiet: Any = contextlib.nullcontext()
-        if self.sharded:
-            cast(FSDPModule, self.model).set_requires_gradient_sync(last)
-        elif self.world_size > 1 and not last:
+        if self.world_size > 1 and not self.sharded and not last:  # nobody has room for shards' sum
             quiet = cast(DistributedDataParallel, self.shared).no_sync()
         with quiet:
             with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
@@ -454,8 +483,10 @@ class Accelerator(Engine):
             return super().step(optimizer, clip)
         self.scaler.unscale_(optimizer)  # before the norm is measured and clipped
         norm = super().step(optimizer, clip)
+        before = self.scaler.get_scale()
         self.scaler.update()
-        self.skips = self.scaler.get_scale() >= 1  # below that, the scale is not what is wrong
+        # below 1, or if it did not fall, the scale is not what is wrong
+        self.skips = 1 <= self.scaler.get_scale() < before
         return norm
 
     def norm(self, gradients: Sequence[Float[Tensor, "..."]]) -> float:
@@ -479,16 +510,23 @@ class Accelerator(Engine):
         """Return a copy of all weights in main memory; an empty one in all processes but one."""
         if not self.sharded:
             return super().weights() if self.rank == 0 else {}
-        weights = {n: whole(p.detach()).cpu() for n, p in self.model.named_parameters()}
-        return weights if self.rank == 0 else {}
+        return {
+            n: w for n, p in self.model.named_parameters() if (w := self.collect(p)) is not None
+        }
+
+    def collect(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."] | None:
+        """Return the whole of a tensor, in main memory and in the first process; all must help."""
+        tensor = whole(tensor.detach())
+        return tensor.cpu() if self.rank == 0 else None
 
     def state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return what the optimiser remembers, and the scale of the loss."""
         state = optimizer.state_dict()
-        state["state"] = {
-            i: {name: whole(value) for name, value in one.items()}
-            for i, one in state["state"].items()
-        }
+        if self.sharded:  # one after the other, since a device may not hold them all
+            state["state"] = {
+                i: {name: self.collect(value) for name, value in one.items()}
+                for i, one in state["state"].items()
+            }
         return {**state, "scaler": self.scaler.state_dict()}
 
     def load(
@@ -532,10 +570,12 @@ def cut(batch: Batch, most: int | None) -> list[Batch]:
 
 def whole(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     """Return the whole of a tensor of which each process may hold a part."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return getattr(tensor, "full_tensor", lambda: tensor)()
 
 
 def share(tensor: Shaped[Tensor, "..."], like: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     """Return this process's part of a tensor, shared as another is."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
     assert isinstance(like, DTensor)
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)

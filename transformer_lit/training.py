@@ -213,7 +213,7 @@ class Engine:
         self.device = torch.device(device)
 
     def prepare(self, model: Transformer) -> None:
-        """Bring the model to the device, in place; `forward` calls it from now on."""
+        """Bring the model to the device, in place; ``forward`` calls it from now on."""
         self.model: Transformer = model.to(self.device)
         self.forward: Callable[..., Tensor] = self.model
 
@@ -381,7 +381,7 @@ class Run:
 
     @property
     def result(self) -> Transformer:
-        """The model to use: with the mean of the snapshots, if there are any."""
+        """The model to use, with the mean of the snapshots, if there are any."""
         if not self.snapshots and not self.engine.sharded:
             return self.model
         weights = self.snapshots or [self.engine.weights()]
@@ -407,6 +407,10 @@ class Run:
         optimizer = self.engine.state(self.optimizer)
         if self.engine.rank:
             return  # the others have helped to collect the weights; the first one writes
+        self.folder.mkdir(parents=True, exist_ok=True)
+        begun = (self.folder / "training.pt").exists()
+        if not begun:  # first, for a model without it could neither go on nor be replaced
+            self._write(weights, optimizer)
         result.save(self.folder)
         with (
             written_beside(self.folder / "log.csv") as path,
@@ -415,6 +419,12 @@ class Run:
             writer = csv.DictWriter(file, LOG_COLUMNS)
             writer.writeheader()
             writer.writerows(self.log)
+        if begun:
+            self._write(weights, optimizer)
+        self.saved = self.step
+
+    def _write(self, weights: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
+        assert self.folder is not None
         state = {
             "model": weights,
             "snapshots": list(self.snapshots),
@@ -426,7 +436,6 @@ class Run:
         }
         with written_beside(self.folder / "training.pt") as path:
             torch.save(state, path)
-        self.saved = self.step
 
     def resume(self) -> int:
         """Go back to the last checkpoint in the folder; return its step, 0 if there is none.
@@ -446,6 +455,10 @@ class Run:
             state = torch.load(path, map_location="cpu", weights_only=True)
             same = state["batches"] == self.fingerprint
             if same:
+                self._check(state)
+                # of the optimiser only what it remembers: its settings are this run's
+                own = self.optimizer.state_dict()["param_groups"]
+                state["optimizer"] = {**state["optimizer"], "param_groups": own}
                 self.engine.load(state["model"], self.optimizer, state["optimizer"])
                 self.snapshots = deque(state["snapshots"], maxlen=self.config.average)
                 self.log = list(state["log"])
@@ -463,6 +476,33 @@ class Run:
             )
         self.saved = self.step
         return self.step
+
+    def _check(self, state: dict[str, Any]) -> None:
+        """Raise an error if a checkpoint has another form: Adam would use tensors unseen."""
+        own = {n: (p.shape, p.dtype, torch.strided) for n, p in self.model.named_parameters()}
+        adam = {list(own)[i]: moments for i, moments in state["optimizer"]["state"].items()}
+        groups = {"weights": state["model"]}
+        groups |= {f"weights of snapshot {i}": s for i, s in enumerate(state["snapshots"])}
+        for what, tensors in groups.items():
+            if own.keys() != tensors.keys():
+                raise ValueError(f"it has other {what}: {sorted(own.keys() ^ tensors.keys())[:3]}")
+        groups |= {
+            f"{name} of Adam": {n: moments[name] for n, moments in adam.items()}
+            for name in ("exp_avg", "exp_avg_sq")
+        }
+        for what, tensors in groups.items():
+            for name, tensor in tensors.items():
+                if (tensor.shape, tensor.dtype, tensor.layout) != own[name]:
+                    raise ValueError(f"the {what} have another shape or type at {name}")
+        if any(moments["step"].shape != () for moments in adam.values()):
+            raise ValueError("the steps of Adam are no numbers")
+        counters = [state[name] for name in COUNTERS]
+        if not all(0 <= counter < math.inf for counter in counters):
+            raise ValueError(f"{', '.join(COUNTERS)} are {counters}")
+        for row in state["log"]:
+            numbers = [isinstance(value, int | float) for value in row.values()]
+            if row.keys() != set(LOG_COLUMNS) or not all(numbers):
+                raise ValueError(f"the log has the row {row}")
 
 # %% ../nbs/10_training.ipynb #d5e02452
 class Interruption:

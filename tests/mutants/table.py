@@ -1529,6 +1529,27 @@ TRAINING = [
         "test_training.test_a_checkpoint_runs_no_code",
     ),
     Mutant(
+        "checkpoint of any form",
+        "training",
+        "                self._check(state)\n",
+        "",
+        "test_training.test_a_checkpoint_with_other_snapshots_is_refused",
+    ),
+    Mutant(
+        "the optimiser's settings from the checkpoint",
+        "training",
+        '{**state["optimizer"], "param_groups": own}',
+        'state["optimizer"]',
+        "test_training.test_the_optimisers_settings_are_the_runs_own",
+    ),
+    Mutant(
+        "the model before the first checkpoint",
+        "training",
+        "if not begun:",
+        "if False:",
+        "test_training.test_the_first_checkpoint_comes_before_the_model",
+    ),
+    Mutant(
         "checkpoint written over the old one",
         "training",
         'beside = path.with_name(f"{path.name}.new")',
@@ -1555,8 +1576,8 @@ GPU = [
     Mutant(
         "gradients of several processes never added up",
         "gpu",
-        "elif self.world_size > 1 and not last:",
-        "elif self.world_size > 1:",
+        "and not self.sharded and not last:",
+        "and not self.sharded:",
         "test_gpu.test_two_processes_train_as_one",
     ),
     Mutant(
@@ -1569,8 +1590,8 @@ GPU = [
     Mutant(
         "part of what Adam remembers saved as the whole",
         "gpu",
-        "{name: whole(value) for",
-        "{name: getattr(value, '_local_tensor', value) for",
+        "tensor = whole(tensor.detach())",
+        "tensor = getattr(tensor, '_local_tensor', tensor).detach()",
         "test_gpu.test_shards_train_as_the_whole",
     ),
     Mutant(

@@ -14,19 +14,25 @@ from ..exercises import close
 # %% ../../nbs/checks/09_data.ipynb #7de73d87
 def padding_share(answer):
     """Check the share of padding in a batch of sentences of these lengths."""
-    share = answer([1, 3])
-    assert not (close(share, 4 / 6) and close(answer([9, 2, 4]), 15 / 27)), (
+
+    def told(lengths):
+        return float(answer(list(lengths)))  # a Fraction or a Decimal is a number, too
+
+    share = told([1, 3])
+    assert not (close(share, 4 / 6) and close(told([9, 2, 4]), 15 / 27)), (
         "That is the share of real tokens. What is the rest?"
     )
     assert not close(share, 1 / 2), "Divide by all places of the rectangle, not by the tokens."
     assert not close(share, 2), "That is how many places are padding. Which share are they?"
-    assert close(share, 1 / 3), "Two rows of three places: two of the six are padding."
-    assert close(answer([4, 4]), 0), "Sentences of equal length need no padding."
-    assert close(answer([7]), 0), "A sentence alone needs no padding."
-    assert close(answer([9, 2, 4]), 12 / 27), (
+    assert not close(share, 100 / 3, 0.1), "That is in per cent. A share is from 0 to 1."
+    assert close(share, 1 / 3, 0.02), "Two rows of three places: two of the six are padding."
+    assert close(share, 1 / 3), "Nearly. Do you round?"
+    assert close(told([4, 4]), 0), "Sentences of equal length need no padding."
+    assert close(told([7]), 0), "A sentence alone needs no padding."
+    assert close(told([9, 2, 4]), 12 / 27), (
         "Right for [1, 3] and wrong for [9, 2, 4]. Is the longest sentence always the last?"
     )
-    assert close(answer([5] * 63 + [50]), 1 - 365 / 3200, 1e-4), (
+    assert close(told([5] * 63 + [50]), 1 - 365 / 3200, 1e-4), (
         "64 rows of 50 places hold 365 real tokens."
     )
 
@@ -82,6 +88,9 @@ def lines_of(answer):
             f"The line is cut at {name}, or loses it."
         )
     assert told("one\rtwo\nthree\n") == ["one\rtwo", "three"], r"A lone \r ends no line."
+    assert told("one\r\r\ntwo\n") == ["one\r", "two"], (
+        r"To the end of a line belongs one \r at most. What stands before it is text."
+    )
     assert told("naïve\n日期\n") == ["naïve", "日期"], "The bytes are UTF-8."
     assert told("") == [], "An empty file has no lines."
 
@@ -151,7 +160,11 @@ def best_cuts(answer):
     ]
     for lengths, max_tokens in cases:
         told = f"lengths {lengths}, max_tokens {max_tokens}"
-        sizes = [int(size) for size in answer(list(lengths), max_tokens)]
+        found = list(answer(list(lengths), max_tokens))
+        assert not any(isinstance(size, list | tuple) for size in found), (
+            "Return how many sentences each run has, not the runs themselves."
+        )
+        sizes = [int(size) for size in found]
         assert sum(sizes) == len(lengths) and min(sizes) > 0, (
             f"{told}: your sizes {sizes} do not add up to {len(lengths)} sentences."
         )
