@@ -155,7 +155,8 @@ def test_weights_are_drawn_where_they_belong():
     weights = torch.tensor([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0]], requires_grad=True)
     assert plot_weights(weights, ["q0", "q1"], ["k0", "k1", "k2"], left, "a title") is left
     assert not right.images, "the axes that were given, not the current ones"
-    assert left.get_title() == "a title" and not left.texts
+    titles = left.get_title(loc="left") + left.get_title(loc="center")  # the style says where
+    assert titles == "a title" and not left.texts
     assert torch.equal(torch.tensor(left.images[0].get_array()), weights.detach())
     assert [label.get_text() for label in left.get_yticklabels()] == ["q0", "q1"]
     assert [label.get_text() for label in left.get_xticklabels()] == ["k0", "k1", "k2"]

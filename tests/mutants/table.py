@@ -1684,8 +1684,8 @@ USE = [
     Mutant(
         "translated with dropout",
         "translation",
-        "model.eval(), tokenizer",
-        "model, tokenizer",
+        "self.model = model.eval()",
+        "self.model = model",
         "test_translation.test_a_translator_evaluates",
     ),
 ]
