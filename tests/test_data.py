@@ -358,9 +358,8 @@ def test_files_out_of_step_are_never_read(on_error, tmp_path):
             read_pairs(one, other, on_error=on_error)
 
 
-WHOLE = gzip.compress(
-    b"one\teins\n" * 99, mtime=0
-)  # without the time, which would get into the names of tests
+# without the time, which would get into the names of tests
+WHOLE = gzip.compress(b"one\teins\n" * 99, mtime=0)
 
 
 @pytest.mark.parametrize(
