@@ -566,3 +566,19 @@ def test_an_update_that_grows_with_the_processes_is_told(pairs, tmp_path, monkey
     arguments = ["train", "--out", tmp_path / "m", "--data", pairs, *SMALL]
     assert "Warning: an update has a batch for each of 3 processes" in run(*arguments).output
     assert "Warning" not in run(*arguments, "--accumulate", "3").output
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        ("CUDA out of memory. Tried to allocate 2 GiB", "not enough memory"),
+        ("DefaultCPUAllocator: can't allocate memory: you tried", "not enough memory"),
+        ("[gloo/transport/tcp/pair.cc:553] Connection closed by peer", "without the others"),
+        ("required rank 4 tensor to use channels_last memory format", None),
+        ("mat1 and mat2 shapes cannot be multiplied", None),
+    ],
+)
+def test_only_what_is_known_is_explained(says, told):
+    """A fault of ours is not told as a lack of memory, or as a process that died."""
+    reason = explain(RuntimeError(says))
+    assert reason is None if told is None else told in reason and says in reason

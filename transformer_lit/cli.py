@@ -16,6 +16,7 @@ import io
 import json
 import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -64,11 +65,11 @@ def explain(error: RuntimeError) -> str | None:
     first = str(error).split("\n", 1)[0][:200]
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return f"the model cannot be compiled; leave out --compile ({first})"
-    if "memory" in first:
+    if re.search("(out of|allocate|enough) memory", first):
         return (
             f"there is not enough memory: choose a smaller model, or fewer --max-tokens ({first})"
         )
-    if "gloo" in first.lower() or "nccl" in first.lower():
+    if re.search("gloo|nccl", first.lower()) or type(error).__name__.startswith("Dist"):
         return f"process {os.environ.get('RANK', 0)} cannot go on without the others ({first})"
     return None
 
@@ -445,7 +446,6 @@ def train(
         if engine.rank == 0:
             stack.enter_context(alone(folder))
         hooks: list[Any] = [EarlyStopping(patience)] if patience else []
-
         trainer, _ = start_training(
             run["recipe"],
             pairs,
@@ -485,12 +485,11 @@ def train_and_tell(trainer: Any) -> None:
         )
         sys.exit(130 if isinstance(stop, KeyboardInterrupt) else stop.code)
     except RuntimeError as error:
-        if engine.world_size == 1:
+        reason = explain(error)
+        if engine.world_size == 1 or reason is None:
             raise
-        reason = str(error).splitlines()[0]
         raise OSError(
-            f"process {engine.rank} cannot go on without the others ({reason}); the last "
-            f"checkpoint is of step {trainer.saved}: go on with --resume"
+            f"{reason}; the last checkpoint is of step {trainer.saved}: go on with --resume"
         ) from error
     if trainer.stopped:
         say(f"Stopped at step {trainer.step}: {trainer.stopped}.")
