@@ -174,6 +174,34 @@ def test_rows_of_the_cache_can_be_selected(config, seed, rows, t, s):
     close(decoder(x[rows, t:], memory[rows], cache=cache), decoder(x[rows], memory[rows])[:, t:])
 
 
+@given(configs(), seeds, st.integers(1, 3), st.integers(1, 3), sizes, sizes)
+def test_targets_may_share_a_source(config, seed, b, each, t, s):
+    """It equals a copy of the source for each, also where sentences leave between two steps."""
+    decoder = build(config, seed)
+    x, memory, _, src = inputs(config, seed, b, t + 1, s)
+    x = random_tensor(seed + 7, b * each, t + 1, config.d_model)
+    mask = padding_mask(src)
+    copies = (y.repeat_interleave(each, dim=0) for y in (memory, mask))
+    expected = decoder(x, next(copies), None, next(copies))
+    close(decoder(x, memory, None, mask), expected)
+    cache = DecoderCache(config.n_layers)
+    decoder(x[:, :t], memory, None, mask, cache)
+    stay = torch.arange(b).flip(0)[: max(1, b - 1)]
+    rows = (each * stay[:, None] + torch.arange(each).flip(0)).flatten()
+    cache.select(rows, stay)
+    step = decoder(x[rows, t:], memory[stay], None, mask[stay], cache)
+    close(step, expected[rows, t:])
+
+
+def test_targets_that_no_source_is_left_for_are_refused():
+    """Else they would be cut anew, across sentences."""
+    decoder = Decoder(1, 8, 2, 16)
+    for targets, sources in ((3, 2), (2, 4), (2, 0)):
+        with pytest.raises(ValueError, match=f"{targets} targets.*{sources} sources"):
+            decoder(torch.zeros(targets, 2, 8), torch.zeros(sources, 2, 8))
+    assert decoder(torch.zeros(0, 2, 8), torch.zeros(0, 2, 8)).shape == (0, 2, 8)
+
+
 @given(configs(), seeds, sizes, sizes, sizes)
 def test_padding_has_no_influence(config, seed, t, s, more):
     """F10: of the source as of the target."""

@@ -275,6 +275,24 @@ def test_step_by_step_equals_teacher_forced(case):
         memory, mask, tgt, expected = (x[rows] for x in (memory, mask, tgt, expected))
 
 
+@given(translators(), st.integers(1, 3))
+def test_targets_may_share_a_source(case, each):
+    """It equals a copy of the source for each, also where a sentence leaves between two steps."""
+    model, src, tgt = case
+    tgt = tgt.repeat_interleave(each, dim=0)
+    tgt = torch.cat([tgt, 3 + torch.arange(len(tgt))[:, None] % 2], dim=1).roll(1, dims=1)
+    expected = model(src.repeat_interleave(each, dim=0), tgt)
+    memory, mask = model.encode(src)
+    close(model.decode(tgt, memory, mask), expected)
+    cache = model.new_cache()
+    model.decode(tgt[:, :1], memory, mask, cache)
+    stay = torch.arange(len(src)).flip(0)[: max(1, len(src) - 1)]
+    rows = (each * stay[:, None] + torch.arange(each).flip(0)).flatten()
+    cache.select(rows, stay)
+    step = model.decode(tgt[rows, 1:], memory[stay], mask[stay], cache)
+    close(step, expected[rows, 1:])
+
+
 def test_a_cache_keeps_the_rows_that_are_chosen():
     cache = RecurrentCache()
     cache.select(torch.tensor([0]))  # an empty one has none

@@ -47,10 +47,10 @@ class LayerCache:
         self.self_attention = KeyValueCache()
         self.cross_attention = KeyValueCache()
 
-    def select(self, rows: Int[Tensor, " r"]) -> None:
-        """Keep these rows of the batch, in this order."""
+    def select(self, rows: Int[Tensor, " r"], sources: Int[Tensor, " b"]) -> None:
+        """Keep these rows of the targets, and these of the sources, in this order."""
         self.self_attention.select(rows)
-        self.cross_attention.select(rows)
+        self.cross_attention.select(sources)
 
 
 class DecoderCache:
@@ -72,10 +72,18 @@ class DecoderCache:
         """Number of target positions computed so far."""
         return self.layers[0].self_attention.length
 
-    def select(self, rows: Int[Tensor, " r"]) -> None:
-        """Keep these rows of the batch, in this order; a row may be named more than once."""
+    def select(self, rows: Int[Tensor, " r"], sources: Int[Tensor, " b"] | None = None) -> None:
+        """Keep these rows of the batch, in this order; a row may be named more than once.
+
+        Parameters
+        ----------
+        rows
+            Of the targets.
+        sources
+            Of the sources, where these are fewer than the targets; None is the same as ``rows``.
+        """
         for layer in self.layers:
-            layer.select(rows)
+            layer.select(rows, rows if sources is None else sources)
 
 # %% ../nbs/07_decoder.ipynb #372f9026
 class DecoderLayer(nn.Module):
@@ -116,16 +124,22 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "b t d"],
+        x: Float[Tensor, "r t d"],
         memory: Float[Tensor, "b s d"],
         mask: Mask | None = None,
         memory_mask: Mask | None = None,
         cache: LayerCache | None = None,
-    ) -> Float[Tensor, "b t d"]:
+    ) -> Float[Tensor, "r t d"]:
         """Transform ``x``; see `Decoder.forward`."""
         own, cross = (cache.self_attention, cache.cross_attention) if cache else (None, None)
+
+        def ask(y: Tensor) -> Tensor:
+            # several targets of one source ask as one long target, and the source is not repeated
+            same = y.size(0) == memory.size(0)
+            queries = y if same else y.reshape(memory.size(0), -1, y.size(-1))
+            return self.cross_attention(queries, memory, memory_mask, cache=cross).view_as(y)
         x = self.residual1(x, lambda y: self.self_attention(y, mask=mask, causal=True, cache=own))
-        x = self.residual2(x, lambda y: self.cross_attention(y, memory, memory_mask, cache=cross))
+        x = self.residual2(x, ask)
         return self.residual3(x, self.feed_forward)
 
 # %% ../nbs/07_decoder.ipynb #3ef497f2
@@ -157,20 +171,21 @@ class Decoder(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "b t d"],
+        x: Float[Tensor, "r t d"],
         memory: Float[Tensor, "b s d"],
         mask: Mask | None = None,
         memory_mask: Mask | None = None,
         cache: DecoderCache | None = None,
-    ) -> Float[Tensor, "b t d"]:
+    ) -> Float[Tensor, "r t d"]:
         """Read the target ``x`` and the encoded source ``memory``.
 
         Parameters
         ----------
         x
-            The target so far, of shape ``(b, t, d)``; with a cache, the positions that are new.
+            The target so far, of shape ``(r, t, d)``; with a cache, the positions that are new.
         memory
-            The encoder's output, of shape ``(b, s, d)``.
+            The encoder's output, of shape ``(b, s, d)``. Either ``r = b``, a target for each
+            source; or ``r`` is a multiple of it, and ``r / b`` neighbouring targets share one.
         mask
             Boolean, broadcastable to ``(b, h, t, t)``; True means *may attend*. It holds in
             addition to the causal mask, which always holds. With a cache, the last axis counts
@@ -183,15 +198,22 @@ class Decoder(nn.Module):
         Returns
         -------
         Tensor
-            Of shape ``(b, t, d)``.
+            Of shape ``(r, t, d)``.
 
         Raises
         ------
         TypeError
             If a mask is not boolean.
         ValueError
-            If the cache was made for another number of layers.
+            If the cache was made for another number of layers, or the targets cannot be shared
+            among the sources.
         """
+        targets, sources = x.size(0), memory.size(0)
+        if targets != sources and (not sources or targets % sources):
+            raise ValueError(
+                f"{targets} targets cannot be shared among {sources} sources: there must be as "
+                "many for each"
+            )
         if cache and len(cache.layers) != len(self.layers):
             raise ValueError(
                 f"the cache is for {len(cache.layers)} layers, and the decoder has "

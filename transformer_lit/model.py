@@ -241,27 +241,28 @@ class Transformer(nn.Module):
 
     def decode(
         self,
-        tgt: Int[Tensor, "b t"],
+        tgt: Int[Tensor, "r t"],
         memory: Float[Tensor, "b s d"],
         memory_mask: Mask | None = None,
         cache: DecoderCache | None = None,
-    ) -> Float[Tensor, "b t v"]:
+    ) -> Float[Tensor, "r t v"]:
         """Return the logits of the token that follows each target position.
 
         Parameters
         ----------
         tgt
-            Target ids, of shape ``(b, t)``; with a cache, those that are new. Padding
+            Target ids, of shape ``(r, t)``; with a cache, those that are new. Padding
             among these is not hidden.
         memory, memory_mask
-            As `encode` returns them.
+            As `encode` returns them for ``b`` sources. Either ``r = b``; or ``r`` is a multiple
+            of it, and ``r / b`` neighbouring targets share a source.
         cache
             From `new_cache`; holds the positions that came before.
 
         Returns
         -------
         Tensor
-            Logits of shape ``(b, t, v)``.
+            Logits of shape ``(r, t, v)``.
         """
         start = cache.length if cache else 0
         mask = None if cache else self.mask(tgt)

@@ -95,9 +95,19 @@ class KeyValueCache:
         self.length = end
 
     def select(self, rows: Int[Tensor, " r"]) -> None:
-        """Keep these rows of the batch, in this order; a row may be named more than once."""
-        if self._buffer is not None:
+        """Keep these rows of the batch, in this order; a row may be named more than once.
+
+        A row that stays where it is costs nothing, and of the others the filled part is copied.
+        """
+        if self._buffer is None:
+            return
+        if len(rows) > self._buffer.size(1):  # no room for so many
             self._buffer = self._buffer.index_select(1, rows)
+            return
+        moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().flatten()
+        held = self._held()
+        held[:, moved] = held[:, rows[moved]]  # the right side is a copy, so the order is free
+        self._buffer = self._buffer[:, : len(rows)]
 
     def _held(self) -> Float[Tensor, "2 b h s k"]:
         if self._buffer is None:

@@ -199,9 +199,18 @@ class RecurrentCache:
     def __init__(self) -> None:
         self.tensors: tuple[Tensor, ...] = ()
 
-    def select(self, rows: Int[Tensor, " n"]) -> None:
-        """Keep these rows of the batch, in this order."""
-        self.tensors = tuple(tensor[rows] for tensor in self.tensors)
+    def select(self, rows: Int[Tensor, " r"], sources: Int[Tensor, " b"] | None = None) -> None:
+        """Keep these rows of the batch, in this order.
+
+        Parameters
+        ----------
+        rows
+            Of the targets.
+        sources
+            Of the sources, where these are fewer than the targets; None is the same as ``rows``.
+        """
+        chosen = rows, rows, rows if sources is None else sources
+        self.tensors = tuple(tensor[i] for tensor, i in zip(self.tensors, chosen))
 
 
 class Seq2Seq(nn.Module):
@@ -260,46 +269,50 @@ class Seq2Seq(nn.Module):
 
     def decode(
         self,
-        tgt: Int[Tensor, "b t"],
+        tgt: Int[Tensor, "r t"],
         memory: Float[Tensor, "b m twice_d"],
         memory_mask: Bool[Tensor, "b 1 m"],
         cache: RecurrentCache | None = None,
-    ) -> Float[Tensor, "b t v"]:
+    ) -> Float[Tensor, "r t v"]:
         """Return the logits of the token that follows each target position.
 
         Parameters
         ----------
         tgt
-            Target ids, of shape ``(b, t)``; with a cache, those that are new.
+            Target ids, of shape ``(r, t)``; with a cache, those that are new.
         memory, memory_mask
-            As `encode` returns them.
+            As `encode` returns them for ``b`` sources. Either ``r = b``; or ``r`` is a multiple
+            of it, and ``r / b`` neighbouring targets share a source.
         cache
             From `new_cache`; holds what came before.
 
         Returns
         -------
         Tensor
-            Logits of shape ``(b, t, v)``.
+            Logits of shape ``(r, t, v)``.
         """
         return self._write(tgt, memory, memory_mask, cache or self.new_cache())[0]
 
     def _write(
         self, tgt: Tensor, memory: Tensor, mask: Tensor, cache: RecurrentCache
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the logits ``(b, t, v)``, and weights ``(b, 1, m)`` for each step."""
+        """Return the logits ``(r, t, v)``, and weights ``(b, r / b, m)`` for each step."""
+        b, each = len(memory), len(tgt) // max(1, len(memory))  # sources, and targets of each
         if not cache.tensors:
             back = memory[:, 0, self.config.d_model :]  # has read the whole sentence, backwards
-            state = torch.tanh(self.first_state(back))
+            state = torch.tanh(self.first_state(back)).repeat_interleave(each, dim=0)
             key = [] if self.attention is None else [self.attention.w_key(memory)]
             cache.tensors = state, torch.zeros_like(state), *key
         state, cell, *key = cache.tensors
         outputs, looks = [], []
         for token in self.dropout(self.tgt_embedding(tgt)).unbind(dim=1):
-            context = memory
-            if self.attention is not None:
-                context, weights = self.attention(state[:, None], memory, mask, *key)
+            if self.attention is None:
+                context = memory.expand(-1, each, -1)
+            else:
+                queries = state.unflatten(0, (b, each))
+                context, weights = self.attention(queries, memory, mask, *key)
                 looks.append(weights)
-            context = context.squeeze(1)
+            context = context.flatten(0, 1)
             state, cell = self.decoder(torch.cat([token, context], dim=-1), (state, cell))
             outputs.append(torch.cat([state, context], dim=-1))
         cache.tensors = state, cell, *key

@@ -66,8 +66,8 @@ RECURRENT = [
     Mutant(
         "decoder that looks at padding",
         "recurrent",
-        "self.attention(state[:, None], memory, mask, *key)",
-        "self.attention(state[:, None], memory, None, *key)",
+        "self.attention(queries, memory, mask, *key)",
+        "self.attention(queries, memory, None, *key)",
         "test_recurrent.test_a_batch_mate_changes_nothing",
     ),
     Mutant(
@@ -101,9 +101,16 @@ RECURRENT = [
     Mutant(
         "recurrent cache keeps all rows",
         "recurrent",
-        "tuple(tensor[rows] for tensor in self.tensors)",
+        "tuple(tensor[i] for tensor, i in zip(self.tensors, chosen))",
         "self.tensors",
         "test_recurrent.test_a_cache_keeps_the_rows_that_are_chosen",
+    ),
+    Mutant(
+        "recurrent cache whose keys change places",
+        "recurrent",
+        "chosen = rows, rows, rows if sources is None else sources",
+        "chosen = rows, rows, rows if sources is None else sources.flip(0)",
+        "test_recurrent.test_targets_may_share_a_source",
     ),
     Mutant(
         "recurrent model without dropout",
@@ -464,9 +471,23 @@ MULTI_HEAD = [
     Mutant(
         "cache whose values do not follow the beams",
         "multi_head",
-        "self._buffer.index_select(1, rows)",
-        "torch.stack([self._buffer[0, rows], self._buffer[1, rows.sort().values]])",
+        "held[:, moved] = held[:, rows[moved]]",
+        "held[0, moved] = held[0, rows[moved]]",
         "test_decoder.test_rows_of_the_cache_can_be_selected",
+    ),
+    Mutant(
+        "cache that keeps rows that have left",
+        "multi_head",
+        "self._buffer = self._buffer[:, : len(rows)]",
+        "pass",
+        "test_multi_head.test_the_cache_holds_what_was_appended",
+    ),
+    Mutant(
+        "cache without room for rows that are named again",
+        "multi_head",
+        "self._buffer = self._buffer.index_select(1, rows)",
+        "rows = rows[: self._buffer.size(1)]",
+        "test_multi_head.test_the_cache_holds_what_was_appended",
     ),
     Mutant(
         "cross-attention's cache filled at each step",
@@ -746,15 +767,15 @@ STACKS = [
     Mutant(
         "keys and values from the target",
         "decoder",
-        "self.cross_attention(y, memory, memory_mask, cache=cross)",
-        "self.cross_attention(y, y, None, cache=cross)",
+        "self.cross_attention(queries, memory, memory_mask, cache=cross)",
+        "self.cross_attention(queries, queries, None, cache=cross)",
         "test_decoder.test_keys_and_values_come_from_the_memory",
     ),
     Mutant(
         "source's padding read as words",
         "decoder",
-        "self.cross_attention(y, memory, memory_mask, cache=cross)",
-        "self.cross_attention(y, memory, cache=cross)",
+        "self.cross_attention(queries, memory, memory_mask, cache=cross)",
+        "self.cross_attention(queries, memory, cache=cross)",
         "test_decoder.test_what_flows_across_is_the_source",
         "F10",
     ),
@@ -765,6 +786,27 @@ STACKS = [
         "mask if memory.size(1) == x.size(1) else memory_mask, cache=cross",
         "test_decoder.test_neighbours_have_no_influence",
         "F10",
+    ),
+    Mutant(
+        "neighbours that share a source dealt out in turn",
+        "decoder",
+        "y.reshape(memory.size(0), -1, y.size(-1))",
+        "y.unflatten(0, (-1, memory.size(0))).transpose(0, 1).flatten(1, 2)",
+        "test_decoder.test_targets_may_share_a_source",
+    ),
+    Mutant(
+        "cache whose sources change places",
+        "decoder",
+        "layer.select(rows, rows if sources is None else sources)",
+        "layer.select(rows, rows if sources is None else sources.flip(0))",
+        "test_decoder.test_targets_may_share_a_source",
+    ),
+    Mutant(
+        "targets that have no source of their own",
+        "decoder",
+        "if targets != sources and (not sources or targets % sources):",
+        "if False:",
+        "test_decoder.test_targets_that_no_source_is_left_for_are_refused",
     ),
     Mutant(
         "cache of any depth let in",
@@ -792,8 +834,8 @@ STACKS = [
     Mutant(
         "cross-attention with the target's mask",
         "decoder",
-        "self.cross_attention(y, memory, memory_mask, cache=cross)",
-        "self.cross_attention(y, memory, mask, cache=cross)",
+        "self.cross_attention(queries, memory, memory_mask, cache=cross)",
+        "self.cross_attention(queries, memory, mask, cache=cross)",
         "test_model.test_a_longer_neighbour_changes_nothing",
         "F10",
     ),
@@ -998,7 +1040,7 @@ MODEL = [
     Mutant(
         "a model built before its size is compared",
         "model",
-        "wrong = wrong_sizes(config, shapes)",
+        "wrong = cls.wrong_sizes(config, shapes)",
         "cls(config); wrong = wrong_sizes(config, shapes)",
         "test_model.test_an_absurd_size_is_compared_before_anything_is_built",
     ),
