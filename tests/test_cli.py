@@ -16,7 +16,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from transformer_lit.cli import choose, explain, main
+from transformer_lit.cli import choose, explain, main, one_line
 from transformer_lit.data import date_pairs
 from transformer_lit.translation import RECIPES
 
@@ -535,6 +535,27 @@ def test_an_output_that_cannot_be_written_is_told_first(model, pairs, tmp_path, 
     assert (tmp_path / "out.txt").read_text() == "before"
 
 
+def test_a_language_that_moses_does_not_know_is_told_first(monkeypatch):
+    """Before anything is translated."""
+    from transformer_lit.translation import Translator
+
+    monkeypatch.setattr(Translator, "translate", lambda *_, **__: pytest.fail("in vain"))
+    assert "no language 'xx'" in refusal("evaluate", "--moses", "xx")
+
+
+def test_a_translation_is_one_line():
+    """Whatever a model has drawn."""
+    for text, line in (
+        ("2026年", "2026年"),
+        ("a\r\nb\n", "a b"),
+        ("a\tb", "a b"),  # a tab would look like a column
+        ("\x1b[2Ja\x07\0\x9b1m", " [2Ja   1m"),  # commands that a terminal would obey
+        ("a\u2028b\x85c", "a b c"),
+        ("", ""),
+    ):
+        assert one_line(text) == line
+
+
 def test_a_download_overwrites_no_other_pairs(tmp_path):
     with zipfile.ZipFile(tmp_path / "cmn-eng.zip", "w") as archive:
         archive.writestr("cmn.txt", "".join(f"{a}\t{b}\tby\n" for a, b in date_pairs(40)))
@@ -582,3 +603,110 @@ def test_only_what_is_known_is_explained(says, told):
     """A fault of ours is not told as a lack of memory, or as a process that died."""
     reason = explain(RuntimeError(says))
     assert reason is None if told is None else told in reason and says in reason
+
+
+# The model of the package, and several translations of a sentence
+
+
+def test_without_a_folder_it_is_the_date_model():
+    """To translate and to evaluate; the help says so."""
+    assert run("translate", "Saturday, November 28, 2026").stdout == "2026年11月28日星期六\n"
+    output = run("evaluate", "--data", "-").output  # no such file: told, and no model asked for
+    assert "--model" not in output
+    for command in ("translate", "evaluate"):
+        said = " ".join(run(command, "--help").output.split())
+        assert "date model that comes with the package" in said
+
+
+def test_evaluate_takes_the_date_model(pairs):
+    output = run("evaluate", "--data", pairs).output
+    assert "pairs        300" in output
+    assert float(output.split("exact match")[1].split("%")[0]) > 99
+
+
+def test_several_translations_are_numbered(model):
+    """The number of the sentence, the score if asked for, the text; an empty one has one line."""
+    lines = "May 2026\n\n28 November 2026\n"
+    arguments = ["translate", "--model", model, "--min-length", "3"]
+    rows = [
+        line.split("\t")
+        for line in run(*arguments, "--n-best", "3", stdin=lines).stdout.splitlines()
+    ]
+    assert [row[0] for row in rows] == ["1"] * 3 + ["2"] + ["3"] * 3
+    assert rows[3] == ["2", ""]
+    scored = run(*arguments, "--n-best", "3", "--scores", stdin=lines).stdout.splitlines()
+    scored = [line.split("\t") for line in scored]
+    assert [[number, text] for number, _, text in scored] == rows
+    scores = [float(score) for _, score, _ in scored]
+    assert scores[0] >= scores[1] >= scores[2] and scores[4] >= scores[5] >= scores[6]
+    plain = run(*arguments, "--beam", "4", stdin=lines).stdout.splitlines()
+    assert plain == [rows[0][1], "", rows[4][1]]
+    one = run(*arguments, "--beam", "4", "--scores", "May 2026").stdout.rstrip("\n").split("\t")
+    assert one == scored[0][1:]
+    greedy = run(*arguments, "--scores", "May 2026").stdout.rstrip("\n").split("\t")
+    assert greedy[1] == run(*arguments, "May 2026").stdout.rstrip("\n")
+
+
+def test_sentences_are_numbered_on(monkeypatch):
+    """From one thousand to the next; draws go on likewise."""
+    from transformer_lit.translation import Translation, Translator
+
+    begun = []
+
+    def stub(self, sentences, n, first=None, **options):
+        begun.append(first)
+        return [[Translation("x", 0.0)] for _ in sentences]
+
+    monkeypatch.setattr(Translator, "n_best", stub)
+    monkeypatch.setattr(Translator, "sample", stub)
+    many = "a\n" * 1002
+    arguments = ["translate", "--n-best", "2"]
+    for more in ([], ["--sample"]):
+        lines = run(*arguments, *more, stdin=many).stdout.splitlines()
+        assert [line.split("\t")[0] for line in lines] == [str(i) for i in range(1, 1003)]
+    assert begun == [None, None, 0, 1000]
+
+
+def test_draws_are_repeated_with_their_seed(model):
+    arguments = [
+        "translate",
+        "--model",
+        model,
+        "--sample",
+        "--n-best",
+        "4",
+        "May 2026",
+        "1 May 1999",
+    ]
+    hot = [*arguments, "--temperature", "2", "--top-k", "50", "--top-p", "0.99"]
+    first = run(*hot, "--seed", "1")
+    assert first.exit_code == 0 and len({*first.stdout.split("\n")}) > 4, first.output
+    assert run(*hot, "--seed", "1").stdout == first.stdout != run(*hot, "--seed", "2").stdout
+    assert run(*arguments).stdout == run(*arguments, "--seed", "0", "--temperature", "1").stdout
+    sure = run(*arguments, "--top-k", "1").stdout.splitlines()
+    assert len(set(sure)) == 2  # the likeliest token, always
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--top-k", "3"], "--top-k is of no use without --sample"),
+        (["--top-p", "0.5"], "--top-p is of no use without --sample"),
+        (["--temperature", "2"], "--temperature is of no use without --sample"),
+        (["--seed", "0"], "--seed is of no use without --sample"),
+        (["--sample", "--beam", "2"], "leave out --beam"),
+        (["--sample", "--alpha", "1"], "leave out --beam and --alpha"),
+        (["--n-best", "3", "--beam", "2"], "--n-best 3 asks for more than the --beam 2"),
+        (["--n-best", "0"], "--n-best"),
+        (["--sample", "--temperature", "0"], "--temperature"),
+        (["--sample", "--temperature", "nan"], "--temperature"),
+        (["--sample", "--temperature", "inf"], "--temperature"),
+        (["--sample", "--top-p", "0"], "--top-p"),
+        (["--sample", "--top-p", "1.5"], "--top-p"),
+        (["--sample", "--top-k", "0"], "--top-k"),
+        (["--min-length", "0"], "--min-length"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, says):
+    message = " ".join(refusal("translate", *options, "May 2026").split())
+    assert says in message and "Traceback" not in message

@@ -1,11 +1,12 @@
 """RNN, LSTM and additive attention: equal to PyTorch's or to loops; and a translator."""
 
 import dataclasses
+import json
 import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutants import fresh_import
 from support import (
@@ -20,7 +21,10 @@ from support import (
 )
 from torch import Tensor, nn
 
-from transformer_lit.data import BOS, EOS, PAD
+from transformer_lit.data import BOS, EOS, PAD, TokenBatches, Tokenizer, date_pairs
+from transformer_lit.decoding import beam_search, greedy_search
+from transformer_lit.gpu import Accelerator
+from transformer_lit.model import TransformerConfig
 from transformer_lit.recurrent import (
     LSTM,
     RNN,
@@ -29,6 +33,7 @@ from transformer_lit.recurrent import (
     RecurrentConfig,
     Seq2Seq,
 )
+from transformer_lit.training import Trainer, TrainingConfig
 
 layers = st.sampled_from([(RNN, nn.RNN), (LSTM, nn.LSTM)])
 
@@ -331,22 +336,18 @@ def alone(model: Seq2Seq, ids: Tensor, max_len: int) -> list[int]:
 def test_greedy_search_takes_the_likeliest_and_stops():
     """No batch-mate matters; PAD and BOS are never said; nothing follows EOS."""
     lengths = set()
-    with fresh_import():  # its annotation names the Transformer
-        from transformer_lit.decoding import greedy_search
-        from transformer_lit.recurrent import RecurrentConfig, Seq2Seq
-
-        for seed in range(12):
-            config = RecurrentConfig(12, d_model=6, attention=seed % 2 == 0)
-            model = randomise(Seq2Seq(config), seed, torch.float64).eval()
-            with torch.inference_mode():  # so that some end, and some would say what they must not
-                for parameter in model.parameters():
-                    parameter.mul_(5)
-                model.output.bias[[PAD, BOS]] += 1.0
-                model.output.bias[EOS] += seed // 2 % 4
-                src = padded_ids(seed, 6, 5, 12)
-                found = [h.ids for h in greedy_search(model, src, 8)]
-                assert found == [alone(model, ids[: real(ids)], 8) for ids in src]
-            lengths |= {len(ids) for ids in found}
+    for seed in range(12):
+        config = RecurrentConfig(12, d_model=6, attention=seed % 2 == 0)
+        model = randomise(Seq2Seq(config), seed, torch.float64).eval()
+        with torch.inference_mode():  # so that some end, and some would say what they must not
+            for parameter in model.parameters():
+                parameter.mul_(5)
+            model.output.bias[[PAD, BOS]] += 1.0
+            model.output.bias[EOS] += seed // 2 % 4
+            src = padded_ids(seed, 6, 5, 12)
+            found = [h.ids for h in greedy_search(model, src, 8)]
+            assert found == [alone(model, ids[: real(ids)], 8) for ids in src]
+        lengths |= {len(ids) for ids in found}
     assert len(lengths) > 3 and max(lengths) == 8
 
 
@@ -384,27 +385,18 @@ def test_a_row_of_padding_alone_stays_finite():
 
 
 def test_the_shared_tools_work_with_it():
-    """`Trainer`, greedy and beam search ask of a model no more than this one offers.
-
-    Their annotations name the Transformer, so the checker of annotations is left out.
-    """
-    with fresh_import():
-        from transformer_lit.data import TokenBatches, Tokenizer, date_pairs
-        from transformer_lit.decoding import beam_search, greedy_search
-        from transformer_lit.recurrent import RecurrentConfig, Seq2Seq
-        from transformer_lit.training import Trainer, TrainingConfig
-
-        for attention in (True, False):
-            torch.manual_seed(0)
-            batches = TokenBatches(date_pairs(20), Tokenizer.train([], 260), max_tokens=150)
-            model = Seq2Seq(RecurrentConfig(260, d_model=16, dropout=0.0, attention=attention))
-            config = TrainingConfig(steps=40, warmup=20, factor=0.5, clip=1.0, log_every=10)
-            log = Trainer(model, batches, config).train(progress=False)
-            assert log[-1]["loss"] < 0.8 * log[0]["loss"]
-            src = batches.make([0, 1, 2]).src
-            greedy = [h.ids for h in greedy_search(model.eval(), src, 9)]
-            assert greedy == [h[0].ids for h in beam_search(model, src, 1, max_len=9)]
-            assert len(beam_search(model, src, 3, max_len=9, n_best=2)[0]) == 2
+    """`Trainer`, greedy and beam search ask of a model no more than this one offers."""
+    for attention in (True, False):
+        torch.manual_seed(0)
+        batches = TokenBatches(date_pairs(20), Tokenizer.train([], 260), max_tokens=150)
+        model = Seq2Seq(RecurrentConfig(260, d_model=16, dropout=0.0, attention=attention))
+        config = TrainingConfig(steps=40, warmup=20, factor=0.5, clip=1.0, log_every=10)
+        log = Trainer(model, batches, config).train(progress=False)
+        assert log[-1]["loss"] < 0.8 * log[0]["loss"]
+        src = batches.make([0, 1, 2]).src
+        greedy = [h.ids for h in greedy_search(model.eval(), src, 9)]
+        assert greedy == [h[0].ids for h in beam_search(model, src, 1, max_len=9)]
+        assert len(beam_search(model, src, 3, max_len=9, n_best=2)[0]) == 2
 
 
 def test_a_configuration_cannot_be_changed():
@@ -454,3 +446,99 @@ def test_forget_gates_alone_begin_open():
             assert begun.nonzero().flatten().tolist() == [4, 5, 6, 7], name
         else:
             assert not begun.any(), name
+
+
+# Kept in a folder
+
+
+recurrent_configs = st.builds(
+    RecurrentConfig,
+    st.integers(4, 30),
+    st.integers(1, 6),
+    st.sampled_from([0, 0.0, 0.3]),
+    st.booleans(),
+)
+
+
+@given(recurrent_configs)
+def test_a_configuration_is_read_as_written(config):
+    """And says that it is no Transformer's."""
+    text = config.to_json()
+    assert json.loads(text).get("kind") == "recurrent"
+    assert RecurrentConfig.from_json(text) == config
+    with pytest.raises(ValueError, match="kind 'recurrent'"):
+        TransformerConfig.from_json(text)
+
+
+def test_kinds_do_not_mix():
+    """A configuration of one kind is none of the other, though its names would fit."""
+    with pytest.raises(ValueError, match="kind 'recurrent', not ''"):
+        TransformerConfig.from_json('{"kind": "recurrent", "vocab_size": 9, "d_model": 8}')
+    with pytest.raises(ValueError, match="kind '', not 'recurrent'"):
+        RecurrentConfig.from_json('{"vocab_size": 9, "d_model": 8}')
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"kind": "other"}, "kind 'other'"),
+        ({"kind": ["recurrent"]}, "kind"),
+        ({"d_model": 2.0}, "d_model"),
+        ({"d_model": True}, "d_model"),
+        ({"dropout": "0.1"}, "dropout"),
+        ({"dropout": math.nan}, "dropout"),
+        ({"attention": "no"}, "attention"),
+        ({"attention": 1}, "attention"),
+        ({"n_heads": 1}, "unknown: n_heads"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused(change, says):
+    with fresh_import():
+        from transformer_lit.recurrent import RecurrentConfig
+
+        values = json.loads(RecurrentConfig(9, d_model=2).to_json()) | change
+        with pytest.raises(ValueError, match=says):
+            RecurrentConfig.from_json(json.dumps(values))
+
+
+@settings(max_examples=10)
+@given(recurrent_configs, seeds)
+def test_a_loaded_recurrent_model_is_the_saved_one(tmp_path_factory, config, seed):
+    """To the last bit, in evaluation mode."""
+    folder = tmp_path_factory.mktemp("model")
+    model = randomise(Seq2Seq(config), seed)
+    model.save(folder)
+    loaded = Seq2Seq.load(folder)
+    assert loaded.config == config and not loaded.training
+    for one, other in zip(model.parameters(), loaded.parameters(), strict=True):
+        assert one.equal(other)
+
+
+def test_weights_that_do_not_fit_are_refused_before_a_model_is_built(tmp_path, monkeypatch):
+    """Which might not fit into memory."""
+    Seq2Seq(RecurrentConfig(9, d_model=2)).save(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+
+    def never(*given):
+        pytest.fail("it was built")
+
+    monkeypatch.setattr(Seq2Seq, "__init__", never)
+    for change in ({"d_model": 10**9}, {"vocab_size": 10**12}, {"d_model": 3}):
+        (tmp_path / "config.json").write_text(json.dumps(saved | change))
+        with pytest.raises(ValueError, match="src_embedding.weight is .* and should be"):
+            Seq2Seq.load(tmp_path)
+
+
+def test_attention_that_was_left_out_is_missed(tmp_path):
+    Seq2Seq(RecurrentConfig(9, d_model=2, attention=False)).save(tmp_path)
+    text = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(text.replace("false", "true"))
+    with pytest.raises(ValueError, match="attention.*is missing"):
+        Seq2Seq.load(tmp_path)
+
+
+def test_only_a_transformer_is_sharded():
+    engine = Accelerator("cpu", "float32")
+    engine.sharded = True
+    with pytest.raises(ValueError, match="not a Seq2Seq"):
+        engine.prepare(Seq2Seq(RecurrentConfig(9, d_model=2)))

@@ -1,30 +1,45 @@
 """Text in, text out."""
 
+import http.client
+import io
+import json
+import random
 import sys
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import sacrebleu
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import random_model, seeds
+from safetensors.torch import load_file
+from support import random_model, randomise, seeds
 
-from transformer_lit.data import EOS, PAD, TokenBatches, Tokenizer, date_pairs
-from transformer_lit.decoding import greedy_search
-from transformer_lit.model import TransformerConfig, count_parameters
-from transformer_lit.training import TrainingConfig
+import transformer_lit.translation
+from transformer_lit.data import BOS, EOS, PAD, TokenBatches, Tokenizer, date_pairs, date_years
+from transformer_lit.decoding import beam_search, greedy_search
+from transformer_lit.decoding import sample as draw
+from transformer_lit.model import Transformer, TransformerConfig, count_parameters
+from transformer_lit.recurrent import RecurrentConfig, Seq2Seq
+from transformer_lit.training import Trainer, TrainingConfig
 from transformer_lit.translation import (
     DATE_RECIPE,
     Alignment,
     Recipe,
+    Translation,
     Translator,
     bleu,
+    by_length,
     check_memory,
     exact_match,
+    load_model,
     moses_tokens,
+    recording,
+    sentence_bleu,
     start_training,
+    unusual_dates,
     validation_loss,
 )
 
@@ -71,6 +86,15 @@ def test_a_beam_of_nothing_is_refused():
     """As `beam_search` refuses it."""
     with pytest.raises(ValueError, match="beam must be at least 1, not 0"):
         translator().translate(["a"], beam=0)
+
+
+def test_one_text_is_no_list_of_sentences():
+    """Its letters would be translated one by one, and nobody told."""
+    own = translator()
+    for search in (own.translate, own.sample, lambda text: own.n_best(text, 2)):
+        for text in ("May 2026", ""):
+            with pytest.raises(ValueError, match="a list of sentences"):
+                search(text)
 
 
 def test_no_sentences_have_no_translations():
@@ -128,6 +152,180 @@ def test_a_loaded_translator_is_the_saved_one(tmp_path):
         (tmp_path / "aside").rename(tmp_path / "new" / name)
 
 
+def recurrent(seed: int = 0, attention: bool = True) -> Translator:
+    """Return a recurrent translator with random weights that soon says EOS."""
+    config = RecurrentConfig(260, d_model=6, dropout=0.0, attention=attention)
+    model = randomise(Seq2Seq(config), seed)
+    with torch.no_grad():
+        model.output.bias[EOS] += 2.0
+    return Translator(model, tokenizer())
+
+
+@settings(max_examples=5)
+@given(seeds, st.booleans(), st.sampled_from([1, 3]))
+def test_a_recurrent_model_translates_and_is_kept(tmp_path_factory, seed, attention, beam):
+    """By the same calls, in order, as if each were alone; its folder tells what it is."""
+    own = recurrent(seed, attention)
+    alone = [own.translate([sentence], beam=beam)[0] for sentence in SENTENCES]
+    assert own.translate(SENTENCES, beam=beam, max_tokens=40) == alone
+    folder = tmp_path_factory.mktemp("model")
+    own.save(folder)
+    assert json.loads((folder / "config.json").read_text())["kind"] == "recurrent"
+    loaded = Translator.load(folder)
+    assert type(loaded.model) is Seq2Seq and loaded.model.config == own.model.config
+    assert loaded.translate(SENTENCES, beam=beam) == alone
+    with pytest.raises(ValueError, match="kind 'recurrent'"):
+        Transformer.load(folder)
+
+
+def test_a_folder_tells_its_kind(tmp_path):
+    """Without being told, and also if it is that of an older Transformer, which tells none."""
+    for own, kind in ((recurrent(), "Seq2Seq"), (translator(), "Transformer")):
+        own.save(tmp_path / kind)
+        try:
+            loaded = load_model(tmp_path / kind)
+        except ValueError as error:
+            pytest.fail(str(error))
+        assert type(loaded).__name__ == kind
+
+
+@pytest.mark.parametrize("kind", ["convolutional", "Transformer", 1, ["recurrent"], None, {}])
+def test_a_model_of_an_unknown_kind_is_refused(tmp_path, kind):
+    translator().save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"kind": kind}))
+    with pytest.raises(ValueError, match="config.json is of an unknown kind"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "[" * 100_000, '{"kind": "recurrent"}'])
+def test_a_broken_configuration_is_named(tmp_path, text):
+    recurrent().save(tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match="config.json"):
+        load_model(tmp_path)
+
+
+@settings(max_examples=5)
+@given(seeds)
+def test_a_recurrent_alignment_is_that_of_its_attention(seed):
+    """One layer, one head, a row for each target token and a column for each source token."""
+    own, sentence = recurrent(seed), "28 November 2026"
+    alignment = own.align(sentence)
+    src = torch.tensor([[*tokenizer().encode(sentence), EOS]])
+    ids = greedy_search(own.model, src)[0].ids
+    assert alignment.target == tokenizer().pieces([*ids, EOS])
+    expected = own.model.align(src, torch.tensor([[BOS, *ids]]))
+    assert alignment.weights.shape == (1, 1, len(ids) + 1, src.size(1))
+    torch.testing.assert_close(alignment.weights[0], expected)
+    torch.testing.assert_close(alignment.weights.sum(-1), torch.ones(1, 1, len(ids) + 1))
+
+
+def test_without_attention_there_is_nothing_to_align():
+    with pytest.raises(ValueError, match="attention=False"):
+        recurrent(attention=False).align("May 2026")
+
+
+def test_a_recurrent_model_is_trained_kept_and_taken_up(tmp_path):
+    """By the same trainer: stopped and resumed, it ends with the weights of a whole run."""
+
+    def begin(folder=None, steps=6):
+        torch.manual_seed(0)
+        batches = TokenBatches(date_pairs(60), tokenizer(), 200)
+        config = TrainingConfig(steps=steps, warmup=2, average=2, save_every=2)
+        model = Seq2Seq(RecurrentConfig(260, d_model=8))
+        return Trainer(model, batches, config, folder=folder)
+
+    whole = begin()
+    whole.train(progress=False)
+    begin(tmp_path, steps=4).train(progress=False)
+    resumed = begin(tmp_path)
+    assert resumed.resume() == 4
+    resumed.train(progress=False)
+    assert type(resumed.result) is Seq2Seq and resumed.result is not resumed.model
+    loaded = load_model(tmp_path)
+    for one, two, three in zip(
+        whole.result.parameters(), resumed.result.parameters(), loaded.parameters(), strict=True
+    ):
+        assert one.equal(two) and one.equal(three)
+
+
+makers = st.sampled_from([translator, recurrent])
+
+
+@settings(max_examples=8)
+@given(makers, seeds, st.integers(1, 4), st.integers(0, 2), st.integers(1, 5), st.integers(1, 60))
+def test_the_n_best_are_those_of_the_beam(make, seed, n, wider, min_len, max_tokens):
+    """With their scores, best first, in the order of the sentences; an empty one has none."""
+    own, beam = make(seed), n + wider
+    options = {"alpha": 0.4, "min_len": min_len}
+    found = own.n_best(SENTENCES, n, beam=beam, max_tokens=max_tokens, **options)
+    for sentence, translations in zip(SENTENCES, found, strict=True):
+        if not sentence.strip():
+            assert translations == []
+            continue
+        src = torch.tensor([[*tokenizer().encode(sentence), EOS]])
+        [expected] = beam_search(own.model, src, beam, n_best=n, **options)
+        assert [t.text for t in translations] == [tokenizer().decode(h.ids) for h in expected]
+        scores = [t.score for t in translations]
+        assert scores == pytest.approx([h.score for h in expected], abs=1e-4)
+        assert scores == sorted(scores, reverse=True)
+    best = [translations[0].text if translations else "" for translations in found]
+    assert best == own.translate(SENTENCES, beam=beam, **options)
+
+
+def test_how_many_is_checked():
+    for n, beam in [(0, None), (-1, 4), (3, 2)]:
+        with pytest.raises(ValueError, match=f"not {n}"):
+            translator().n_best(["a"], n, beam=beam)
+    for call in (translator().translate, lambda s, **o: translator().n_best(s, 1, **o)):
+        with pytest.raises(ValueError, match="min_len must be at least 1"):
+            call(["a"], min_len=0)
+    assert len(translator().n_best(["a"], 6)[0]) == 6  # the beam is as wide as need be
+    assert translator().n_best([], 2) == []
+
+
+@settings(max_examples=5)
+@given(makers, seeds, st.integers(1, 3), st.sampled_from([0.5, 1.0, 2.0]), st.integers(1, 4))
+def test_draws_hang_on_the_seed_and_the_number_alone(make, seed, n, temperature, min_len):
+    """And on no other sentence, nor on where a list begins."""
+    own = make(seed)
+    options = {"temperature": temperature, "top_k": 40, "top_p": 0.9, "min_len": min_len}
+    found = own.sample(SENTENCES, n, seed=seed, **options)
+    assert found == own.sample(SENTENCES, n, seed=seed, **options)
+    assert [len(drawn) for drawn in found] == [n if s.strip() else 0 for s in SENTENCES]
+    for i, sentence in enumerate(SENTENCES):
+        assert own.sample([sentence], n, seed=seed, first=i, **options) == found[i : i + 1]
+
+
+def test_draws_differ_and_are_those_of_the_model():
+    """Each sentence has its own; their scores are what the model gives them."""
+    own = translator(eos=3.0)
+    found = own.sample(["May 2026"] * 4, 3, seed=1)
+    texts = [t.text for drawn in found for t in drawn]
+    assert len(set(texts)) > 8
+    assert texts != [t.text for drawn in own.sample(["May 2026"] * 4, 3, seed=2) for t in drawn]
+    src = torch.tensor([[*tokenizer().encode("May 2026"), EOS]])
+    own_seed = random.Random("1 0").getrandbits(63)
+    [expected] = draw(own.model, src, 3, seed=own_seed)
+    assert found[0] == [Translation(tokenizer().decode(h.ids), h.score) for h in expected]
+    for options in ({"temperature": 0.0}, {"top_k": 0}, {"top_p": 0.0}, {"n": 0}, {"min_len": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))}|k|p"):
+            own.sample(["a"], **options)
+
+
+def test_the_date_model_of_the_package():
+    """It is small, in half precision, and right on years that it has never seen."""
+    shipped = Translator.dates()
+    pairs = date_pairs(300, split="test")
+    sources, references = map(list, zip(*pairs, strict=True))
+    assert exact_match(shipped.translate(sources), references) > 99
+    folder = Path(transformer_lit.translation.__file__).parent / "dates"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 2_000_000
+    assert {w.dtype for w in load_file(folder / "model.safetensors").values()} == {torch.float16}
+    assert next(shipped.model.parameters()).dtype == torch.float32
+
+
 def test_a_tokeniser_larger_than_the_model_is_refused():
     """Its ids would be out of range."""
     large = Tokenizer.train((text for pair in date_pairs(100) for text in pair), 270)
@@ -154,6 +352,118 @@ def test_bleu_counts_words_or_characters():
     assert score == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
     with pytest.raises(ValueError, match="0 hypotheses with 1 references"):
         bleu([], ["a"])
+
+
+def test_the_bleu_of_each_sentence():
+    """As sacreBLEU has it for a sentence; groups that cannot be are not counted."""
+    hypotheses = ["the cat sat on the hat", "a cat", "no"]
+    references = ["the cat sat on the mat", "a cat", "yes"]
+    found = sentence_bleu(hypotheses, references)
+    expected = [
+        sacrebleu.sentence_bleu(h, [r], use_effective_order=True).score
+        for h, r in zip(hypotheses, references, strict=True)
+    ]
+    assert found == pytest.approx(expected) and found[1] == pytest.approx(100)
+    assert sentence_bleu(["日"], ["日"])[0] == pytest.approx(100)
+    moses = sentence_bleu(["Ein Hund, ja."], ["ein hund , JA ."], moses="de")
+    assert moses[0] == pytest.approx(100)
+    with pytest.raises(ValueError, match="1 hypotheses with 0"):
+        sentence_bleu(["a"], [])
+
+
+@given(st.lists(st.integers(0, 30)), st.lists(st.integers(1, 20), unique=True))
+def test_each_sentence_is_in_one_bucket(lengths, edges):
+    """That of its words, whose name tells its limits; none is empty."""
+    edges = sorted(edges)
+    buckets = by_length([" ".join(["a"] * n) for n in lengths], edges)
+    assert sorted(i for numbers in buckets.values() for i in numbers) == list(range(len(lengths)))
+    for name, numbers in buckets.items():
+        low, high = name.split("-")
+        assert numbers
+        for i in numbers:
+            assert max(1, lengths[i]) >= int(low) and (not high or lengths[i] <= int(high))
+
+
+@settings(max_examples=8)
+@given(st.integers(1, 30), st.integers(0, 1000))
+def test_unusual_dates_differ_in_one_thing(n, seed):
+    """From dates of the test years; what is right is known."""
+    groups = unusual_dates(n, seed)
+    assert unusual_dates(n, seed) == groups
+    usual = groups["unseen years"]
+    assert {len(pairs) for pairs in groups.values()} == {n}
+    test_years = set(map(str, date_years("test")))
+    assert {target[:4] for _, target in usual} <= test_years
+    for name, low, high in (
+        ("years 1000 to 1599", 1000, 1599),
+        ("years 2400 to 9999", 2400, 9999),
+        ("years of three digits", 100, 999),
+        ("years of five digits", 10_000, 99_999),
+    ):
+        for (source, target), (old, old_target) in zip(groups[name], usual, strict=True):
+            year = target.removesuffix(old_target[4:])
+            assert low <= int(year) <= high
+            assert source == old.replace(old_target[:4], year) and source != old
+    for source, _ in groups["small letters"]:
+        assert source == source.lower() != source.upper()
+    for source, _ in groups["capital letters"]:
+        assert source == source.upper() != source.lower()
+    assert not any("," in source for source, _ in groups["no commas"])
+    for source, target in groups["dots for slashes"]:
+        assert source.count(".") == 2 and target.count("/") == 2 and "/" not in source
+    for source, target in groups["two dates"]:
+        assert len(source) > 10 and target[:4] in source and target[:4] in test_years
+
+
+def test_there_are_not_as_many_unusual_dates_as_one_likes():
+    with pytest.raises(ValueError, match="n must be from 0"):
+        unusual_dates(10**6)
+
+
+def test_a_recording_is_read_from_the_repository_or_fetched(monkeypatch, tmp_path):
+    """From its one address; what is nowhere is told with both places."""
+    asked = []
+
+    def fetch(address, timeout):
+        asked.append(address)
+        if "gone" in address:
+            raise OSError("404")
+        return io.BytesIO("fetched 年".encode())
+
+    monkeypatch.setattr("urllib.request.urlopen", fetch)
+    text = recording("dates/record.json")
+    assert not asked and json.loads(text)["steps"] == 1400
+    monkeypatch.setattr(transformer_lit.translation, "files", lambda name: tmp_path / name)
+    assert recording("dates/record.json") == "fetched 年"
+    [address] = asked
+    assert address.startswith("https://github.com/") and address.endswith(
+        "/raw/HEAD/recordings/dates/record.json"
+    )
+    with pytest.raises(OSError, match=r"recordings.gone.csv is not there.*gone.csv cannot be"):
+        recording("gone.csv")
+
+
+@pytest.mark.parametrize("error", [http.client.IncompleteRead(b"a"), TimeoutError("too slow")])
+def test_a_recording_cut_off_on_its_way_is_told(monkeypatch, tmp_path, error):
+    def fetch(address, timeout):
+        raise error
+
+    monkeypatch.setattr("urllib.request.urlopen", fetch)
+    monkeypatch.setattr(transformer_lit.translation, "files", lambda name: tmp_path / name)
+    with pytest.raises(OSError, match="race.csv cannot be fetched"):
+        recording("race.csv")
+
+
+def test_a_damaged_recording_is_named(monkeypatch, tmp_path):
+    """Here as well as there."""
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: io.BytesIO(b"\xff"))
+    monkeypatch.setattr(transformer_lit.translation, "files", lambda name: tmp_path / name)
+    with pytest.raises(OSError, match="race.csv cannot be fetched"):
+        recording("race.csv")
+    (tmp_path / "recordings").mkdir()
+    (tmp_path / "recordings/race.csv").write_bytes(b"\xff")
+    with pytest.raises(OSError, match="race.csv is damaged"):
+        recording("race.csv")
 
 
 # Training
@@ -245,6 +555,13 @@ def test_the_score_of_the_papers():
     score, signature = bleu(hypotheses, references, moses="de")
     assert score == pytest.approx(expected) and "tok:none" in signature
     assert moses_tokens(references, "de") == cut[1]
+
+
+def test_moses_knows_its_languages():
+    """What it does not know it would cut as if it were English."""
+    for code in ("xx", "german", "DE", "ja"):
+        with pytest.raises(ValueError, match=f"no language '{code}'; it knows .*de, .*en, "):
+            moses_tokens(["a"], code)
 
 
 def test_without_sacremoses_the_extra_is_named(monkeypatch):

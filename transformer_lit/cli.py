@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['FILE', 'FOLDER', 'device_option', 'FILES', 'reading_options', 'model_option', 'beam_options', 'model_options',
-           'training_options', 'machine_options', 'Command', 'open_streams', 'explain', 'main', 'Number', 'options',
-           'load_pairs', 'choose', 'read_run', 'checked', 'write_run', 'alone', 'train', 'train_and_tell', 'read_lines',
-           'no_longer', 'translate', 'one_line', 'evaluate', 'download', 'plot']
+           'training_options', 'machine_options', 'drawing_options', 'Command', 'open_streams', 'explain', 'main',
+           'Number', 'options', 'load_pairs', 'choose', 'read_run', 'checked', 'write_run', 'alone', 'train',
+           'train_and_tell', 'read_lines', 'no_longer', 'load_translator', 'translate', 'one_line', 'evaluate',
+           'download', 'plot']
 
 # %% ../nbs/17_cli.ipynb #4a70b123
 import contextlib
@@ -122,7 +123,10 @@ reading_options = options(
     ),
 )
 model_option = click.option(
-    "--model", "folder", type=FOLDER, required=True, help="Folder that `train` made."
+    "--model",
+    "folder",
+    type=FOLDER,
+    help="Folder that `train` made.  [default: the date model that comes with the package]",
 )
 beam_options = options(
     click.option(
@@ -540,10 +544,68 @@ def no_longer(sentences: Iterable[str], limit: int) -> Iterator[str]:
         yield sentence
 
 
+def load_translator(folder: Path | None, device: str) -> Any:
+    """Read the model in a folder, or the date model of the package, onto a device."""
+    from transformer_lit.gpu import pick_device
+    from transformer_lit.translation import Translator
+
+    translator = Translator.dates() if folder is None else Translator.load(folder)
+    translator.model.to(pick_device(device))
+    return translator
+
+
+drawing_options = options(
+    click.option("--sample", is_flag=True, help="Draw at random, by the model's probabilities."),
+    click.option(
+        "--temperature",
+        type=Number(0, 1e6, min_open=True),
+        help="Of --sample: below 1 favours the likely, above 1 evens out.  [default: 1]",
+    ),
+    click.option(
+        "--top-k", type=click.IntRange(1), help="Of --sample: only from so many likeliest tokens."
+    ),
+    click.option(
+        "--top-p",
+        type=Number(0, 1, min_open=True),
+        help="Of --sample: only from the likeliest tokens that have this probability together.",
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(0, 2**63 - 1),
+        help="Of --sample: another one draws others.  [default: 0]",
+    ),
+)
+
+
 @main.command(cls=Command)
 @click.argument("sentences", nargs=-1)
 @model_option
-@beam_options
+@click.option(
+    "--n-best",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Write so many translations of each sentence, the best first (with --sample as they are "
+    "drawn), each line with the number of its sentence.",
+)
+@click.option(
+    "--scores", is_flag=True, help="Write each translation's score before it, and a tab between."
+)
+@click.option(
+    "--beam",
+    type=click.IntRange(1, 1000),
+    help="1 is greedy search.  [default: 1; with --n-best 4, or as many as that]",
+)
+@click.option("--alpha", type=Number(0, 10), help="Length penalty of the beam.  [default: 0.6]")
+@drawing_options
+@click.option(
+    "--min-length",
+    "min_len",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Fewest tokens of a translation, its end among them.",
+)
 @click.option(
     "--max-length",
     type=click.IntRange(1),
@@ -552,29 +614,52 @@ def no_longer(sentences: Iterable[str], limit: int) -> Iterator[str]:
     help="Most characters of a sentence; memory and time grow with its square.",
 )
 @device_option
-def translate(sentences, folder, beam, alpha, max_length, device) -> None:
+def translate(
+    sentences, folder, n_best, scores, beam, alpha, sample, min_len, max_length, device, **drawing
+) -> None:
     """Translate SENTENCES, or the lines of standard input.
 
-    One line is written for each, in order.
+    One line is written for each, in order; with --n-best, so many.
     """
-    from transformer_lit.gpu import pick_device
-    from transformer_lit.translation import Translator
-
-    translator = Translator.load(folder)
-    translator.model.to(pick_device(device))
+    drawing = {name: value for name, value in drawing.items() if value is not None}
+    if not sample and drawing:
+        option = "--" + min(drawing).replace("_", "-")
+        raise click.UsageError(f"{option} is of no use without --sample")
+    if sample and (beam, alpha) != (None, None):
+        raise click.UsageError("--sample searches with no beam: leave out --beam and --alpha")
+    if beam is not None and beam < n_best:
+        raise click.UsageError(f"--n-best {n_best} asks for more than the --beam {beam} finds")
+    searching = {
+        "beam": beam or (1 if n_best == 1 else max(n_best, 4)),
+        "alpha": 0.6 if alpha is None else alpha,
+    }
+    translator = load_translator(folder, device)
     by_hand = not sentences and sys.stdin is not None and sys.stdin.isatty()
     if by_hand:
         click.echo("Type a sentence and press Enter; Ctrl-D ends.", err=True)
     lines = no_longer(sentences or read_lines(), max_length)
+    first = 1  # number of the first sentence of a chunk
     while chunk := list(islice(lines, 1 if by_hand else 1000)):
-        progress = not by_hand and len(chunk) > 100 and sys.stderr.isatty()
-        for line in translator.translate(chunk, beam=beam, alpha=alpha, progress=progress):
-            click.echo(one_line(line))
+        common = {
+            "min_len": min_len,
+            "progress": not by_hand and len(chunk) > 100 and sys.stderr.isatty(),
+        }
+        if sample:
+            found = translator.sample(chunk, n_best, **drawing, **common, first=first - 1)
+        elif n_best > 1 or scores:
+            found = translator.n_best(chunk, n_best, **searching, **common)
+        else:
+            found = [[(text, 0.0)] for text in translator.translate(chunk, **searching, **common)]
+        for number, translations in enumerate(found, start=first):
+            for text, score in translations or [("", 0.0)]:
+                columns = [str(number)] * (n_best > 1) + [f"{score:.4f}"] * scores
+                click.echo("\t".join([*columns, one_line(text)]))
+        first += len(chunk)
 
 
 def one_line(text: str) -> str:
-    """Return a text without ends of lines, which a translation may hold."""
-    return " ".join(text.splitlines())
+    """Return a text without ends of lines, tabs and commands to a terminal, which it may hold."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", " ".join(text.splitlines()))
 
 # %% ../nbs/17_cli.ipynb #e5ecfebf
 @main.command(cls=Command)
@@ -597,13 +682,13 @@ def one_line(text: str) -> str:
 def evaluate(folder, data, skip_bad, max_length, beam, alpha, moses, output, device) -> None:
     """Score a model on a file of pairs."""
     from transformer_lit.data import date_pairs
-    from transformer_lit.gpu import pick_device
-    from transformer_lit.translation import Translator, bleu, exact_match
+    from transformer_lit.translation import bleu, exact_match, moses_tokens
 
-    translator = Translator.load(folder)
-    translator.model.to(pick_device(device))
+    translator = load_translator(folder, device)
     if output:
         output.open("ab").close()  # better to fail now than after an hour
+    if moses:
+        moses_tokens([], moses)  # likewise
     if data:
         pairs = load_pairs(data, bool(skip_bad), max_length or 2000)
     else:

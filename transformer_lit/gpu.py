@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .data import Batch
-from .model import Transformer, TransformerConfig, flops_per_token
+from .model import Model, Transformer, TransformerConfig, flops_per_token
 from .training import Engine
 
 # %% ../nbs/11_gpu.ipynb #ea7c8356
@@ -388,10 +388,18 @@ class Accelerator(Engine):
                 device_id=self.device if cuda else None,
             )
 
-    def prepare(self, model: Transformer) -> None:
-        """Bring the model to the device and share it among the processes, in place."""
+    def prepare(self, model: Model) -> None:
+        """Bring the model to the device and share it among the processes, in place.
+
+        Raises
+        ------
+        ValueError
+            If a model that is no Transformer is to be sharded.
+        """
         super().prepare(model)
         if self.sharded:
+            if not isinstance(model, Transformer):
+                raise ValueError(f"only a Transformer can be sharded, not a {type(model).__name__}")
             # imported here, since it takes longer than all else
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

@@ -6,7 +6,9 @@
 __all__ = ['RNN', 'LSTM', 'AdditiveAttention', 'RecurrentConfig', 'RecurrentCache', 'Seq2Seq']
 
 # %% ../nbs/01_recurrent.ipynb #1a3d0f5a
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn as nn
@@ -16,6 +18,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from .attention import Mask, masked_softmax
 from .data import BOS, EOS, PAD
+from .model import Model, ModelConfig
 
 # %% ../nbs/01_recurrent.ipynb #12a7646b
 class RNN(nn.Module):
@@ -150,7 +153,7 @@ class AdditiveAttention(nn.Module):
 
 # %% ../nbs/01_recurrent.ipynb #af525959
 @dataclass(frozen=True)
-class RecurrentConfig:
+class RecurrentConfig(ModelConfig):
     """All that must be known to build a `Seq2Seq`.
 
     Parameters
@@ -176,6 +179,7 @@ class RecurrentConfig:
     attention: bool = True
 
     # what other parts of the package ask of a configuration
+    kind: ClassVar[str] = "recurrent"
     pad = PAD
     positions = "recurrent"  # order comes from the steps: no position is out of reach
 
@@ -184,8 +188,10 @@ class RecurrentConfig:
             value = getattr(self, name)
             if type(value) is not int or value < 1:  # True is an int, but no width
                 raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
-        if not 0 <= self.dropout < 1:
+        if type(self.dropout) not in (int, float) or not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout!r}")
+        if type(self.attention) is not bool:
+            raise ValueError(f"attention must be true or false, not {self.attention!r}")
 
     @property
     def target_size(self) -> int:
@@ -213,7 +219,7 @@ class RecurrentCache:
         self.tensors = tuple(tensor[i] for tensor, i in zip(self.tensors, chosen))
 
 
-class Seq2Seq(nn.Module):
+class Seq2Seq(Model):
     """A recurrent translator, with additive attention (Bahdanau et al., 2015) or without.
 
     It is called as `transformer_lit.model.Transformer` is.
@@ -223,6 +229,9 @@ class Seq2Seq(nn.Module):
     config
         Its measures and options.
     """
+
+    Config = RecurrentConfig
+    config: RecurrentConfig
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
@@ -353,3 +362,10 @@ class Seq2Seq(nn.Module):
     def new_cache(self) -> RecurrentCache:
         """Return an empty cache for `decode`."""
         return RecurrentCache()
+
+    @staticmethod
+    def wrong_sizes(config: RecurrentConfig, shapes: Mapping[str, Sequence[int]]) -> list[str]:
+        """Say which sizes of a configuration are not those of saved weights, building nothing."""
+        name, sizes = "src_embedding.weight", (config.vocab_size, config.d_model)
+        found = tuple(shapes.get(name, ()))
+        return [] if found == sizes else [f"{name} is {found or 'missing'} and should be {sizes}"]

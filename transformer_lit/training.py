@@ -34,7 +34,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .data import PAD, Batch, TokenBatches
-from .model import Transformer
+from .model import Model
 
 # %% ../nbs/10_training.ipynb #22782349
 def smoothed_cross_entropy(
@@ -212,9 +212,9 @@ class Engine:
     def __init__(self, device: torch.device | str = "cpu"):
         self.device = torch.device(device)
 
-    def prepare(self, model: Transformer) -> None:
+    def prepare(self, model: Model) -> None:
         """Bring the model to the device, in place; ``forward`` calls it from now on."""
-        self.model: Transformer = model.to(self.device)
+        self.model: Model = model.to(self.device)
         self.forward: Callable[..., Tensor] = self.model
 
     def gradient(
@@ -353,7 +353,7 @@ class Run:
 
     def __init__(
         self,
-        model: Transformer,
+        model: Model,
         batches: TokenBatches,
         config: TrainingConfig,
         folder: str | Path | None = None,
@@ -380,14 +380,14 @@ class Run:
         self.saved: int | None = None  # step of the last checkpoint
 
     @property
-    def result(self) -> Transformer:
+    def result(self) -> Model:
         """The model to use, with the mean of the snapshots, if there are any."""
         if not self.snapshots and not self.engine.sharded:
             return self.model
         weights = self.snapshots or [self.engine.weights()]
         if self.engine.rank:
             return self.model  # only the first process has the whole of it
-        model = Transformer(self.model.config)
+        model = type(self.model)(self.model.config)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(torch.stack([w[name] for w in weights]).mean(dim=0))
@@ -562,12 +562,12 @@ class Trainer(Run):
 
     def __init__(
         self,
-        model: Transformer,
+        model: Model,
         batches: TokenBatches,
         config: TrainingConfig,
         *,
         folder: str | Path | None = None,
-        validate: Callable[[Transformer], float] | None = None,
+        validate: Callable[[Model], float] | None = None,
         hooks: "Sequence[Callable[[Trainer], str | None]]" = (),
         engine: Engine | None = None,
     ):
