@@ -618,7 +618,7 @@ def wrong_sizes(config: TransformerConfig, shapes: Mapping[str, Sequence[int]]) 
     Parameters
     ----------
     config
-        What `Transformer.load` has read.
+        What `Model.load` has read.
     shapes
         The shapes of the saved weights, by name.
     """
