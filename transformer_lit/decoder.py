@@ -138,6 +138,7 @@ class DecoderLayer(nn.Module):
             same = y.size(0) == memory.size(0)
             queries = y if same else y.reshape(memory.size(0), -1, y.size(-1))
             return self.cross_attention(queries, memory, memory_mask, cache=cross).view_as(y)
+
         x = self.residual1(x, lambda y: self.self_attention(y, mask=mask, causal=True, cache=own))
         x = self.residual2(x, ask)
         return self.residual3(x, self.feed_forward)
