@@ -608,7 +608,8 @@ def test_a_batch_in_order_and_in_normal_form():
 def test_all_heads_are_drawn():
     maps = attention_maps(translator(), SENTENCES[:1], TRANSLATIONS[:1])["cross"]
     fig = plot_heads(maps.weights[0], maps.queries[0], maps.keys[0], "C")
-    assert [ax.get_title() for ax in fig.axes] == ["C1.1", "C1.2", "C2.1", "C2.2"]
+    side = plt.rcParams["axes.titlelocation"]  # the book's style, if a test before has set it
+    assert [ax.get_title(side) for ax in fig.axes] == ["C1.1", "C1.2", "C2.1", "C2.2"]
     for ax, shown in zip(fig.axes, maps.weights[0].flatten(0, 1), strict=True):
         close(torch.tensor(ax.images[0].get_array()), shown)
     labels = [label.get_text() for label in fig.axes[2].get_xticklabels()]
