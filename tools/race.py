@@ -18,7 +18,6 @@ import argparse
 import csv
 import dataclasses
 import json
-import os
 import shlex
 import sys
 import time
@@ -252,5 +251,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['PAD', 'BOS', 'EOS', 'UNK', 'SPECIAL_TOKENS', 'Pair', 'DATE_FORMS', 'MULTI30K_HOME', 'MULTI30K_SHA256', 'TATOEBA_HOME',
            'date_years', 'write_date', 'date_pairs', 'Tokenizer', 'BadLine', 'unzip', 'read_lines', 'report_lines',
-           'read_pairs', 'split_pairs', 'Corpus', 'multi30k_files', 'read_multi30k', 'read_tatoeba', 'pairs_sha256',
-           'download', 'set_aside', 'download_multi30k', 'download_tatoeba', 'Batch', 'pad', 'TokenBatches']
+           'normal_form', 'read_pairs', 'split_pairs', 'Corpus', 'multi30k_files', 'read_multi30k', 'read_tatoeba',
+           'pairs_sha256', 'download', 'set_aside', 'download_multi30k', 'download_tatoeba', 'Batch', 'pad',
+           'TokenBatches']
 
 # %% ../nbs/09_data.ipynb #abea9fc1
 import calendar
@@ -294,6 +295,11 @@ def report_lines(bad: Sequence[BadLine]) -> str:
     return "; ".join(told) + (f"; {others} are bad in other ways" if others else "")
 
 
+def normal_form(text: str) -> str:
+    """Return text without spaces at its ends, each accented letter a single character (NFC)."""
+    return unicodedata.normalize("NFC", text.strip())
+
+
 def read_pairs(
     path: str | Path,
     target_path: str | Path | None = None,
@@ -356,7 +362,7 @@ def read_pairs(
         if len(row) < 2 or (len(row) > 2 and not extra_columns):
             reason = f"has {len(row)} column{'s' * (len(row) > 1)} instead of 2"
         try:
-            sides = [unicodedata.normalize("NFC", side.decode("utf-8").strip()) for side in row[:2]]
+            sides = [normal_form(side.decode("utf-8")) for side in row[:2]]
         except UnicodeDecodeError:
             reason = "is not UTF-8"
         if not reason and not all(sides):

@@ -9,7 +9,6 @@ __all__ = ['Head', 'all_heads', 'Maps', 'as_batch', 'attention_maps', 'plot_head
 
 # %% ../nbs/14_inside.ipynb #4534d8f7
 import re
-import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -20,9 +19,19 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .data import BOS, EOS, PAD, SPECIAL_TOKENS, Batch, Pair, TokenBatches, pad
+from transformer_lit.data import (
+    BOS,
+    EOS,
+    PAD,
+    SPECIAL_TOKENS,
+    Batch,
+    Pair,
+    TokenBatches,
+    normal_form,
+    pad,
+)
 from .decoder import DecoderLayer
-from .decoding import greedy_search
+from .decoding import check_evaluating, greedy_search
 from .encoder import EncoderLayer
 from .figures import plot_weights
 from .layers import FeedForward
@@ -42,14 +51,6 @@ def all_heads(model: nn.Module) -> list[Head]:
 
 def _attentions(model: nn.Module) -> dict[str, MultiHeadAttention]:
     return {n: m for n, m in model.named_modules() if isinstance(m, MultiHeadAttention)}
-
-
-def _refuse_training(model: nn.Module) -> None:
-    if model.training:
-        raise ValueError(
-            "the model is in training mode, in which dropout would spoil the result; "
-            "call model.eval()"
-        )
 
 # %% ../nbs/14_inside.ipynb #c61a9673
 class Maps(NamedTuple):
@@ -75,10 +76,7 @@ def as_batch(translator: Translator, pairs: Sequence[Pair]) -> Batch:
     if not pairs or not all(text.strip() for pair in pairs for text in pair):
         raise ValueError("each pair needs a source and a target that is not empty")
 
-    def normal(text: str) -> str:
-        return unicodedata.normalize("NFC", text.strip())
-
-    pairs = [(normal(source), normal(target)) for source, target in pairs]
+    pairs = [(normal_form(source), normal_form(target)) for source, target in pairs]
     tokenizer, tgt_tokenizer = translator.tokenizers
     longest = 2 + max(len(tokenizer.encode(s)) + len(tgt_tokenizer.encode(t)) for s, t in pairs)
     batches = TokenBatches(pairs, tokenizer, longest, tgt_tokenizer=tgt_tokenizer)
@@ -121,7 +119,7 @@ def attention_maps(
             f"a {type(model).__name__} has no heads to look at; give a Transformer, or use "
             "Translator.align"
         )
-    _refuse_training(model)
+    check_evaluating(model)
     if translations is None:  # the tokens that it writes, which its text need not be cut into
         src = as_batch(translator, [(sentence, "-") for sentence in sentences]).src
         written_ids = [[BOS, *found.ids, EOS] for found in greedy_search(model, src)]
@@ -295,7 +293,7 @@ def all_right(model: Transformer, batch: Batch) -> Bool[Tensor, " b"]:
     ValueError
         If the model is in training mode.
     """
-    _refuse_training(model)
+    check_evaluating(model)
     logits = model(batch.src, batch.tgt_in)
     logits[..., [PAD, BOS]] = -torch.inf  # which a search never writes
     best = logits.argmax(dim=-1)  # (b, t)
@@ -313,7 +311,7 @@ def head_means(model: Transformer, batch: Batch) -> dict[str, Float[Tensor, " d"
     ValueError
         If the model is in training mode.
     """
-    _refuse_training(model)
+    check_evaluating(model)
     means: dict[str, Tensor] = {}
 
     def watch(name: str, layer: MultiHeadAttention) -> Any:
@@ -513,7 +511,7 @@ def erasure(model: Transformer, batch: Batch) -> Float[Tensor, "b t s"]:
     ValueError
         If the model is in training mode.
     """
-    _refuse_training(model)
+    check_evaluating(model)
 
     def log_p(src: Tensor) -> Tensor:
         predicted = model(src, batch.tgt_in).log_softmax(dim=-1)

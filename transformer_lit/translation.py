@@ -16,7 +16,6 @@ import math
 import os
 import random
 import re
-import unicodedata
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from .data import BOS, EOS, PAD, Pair, TokenBatches, Tokenizer, date_pairs, pad
+from transformer_lit.data import (
+    BOS,
+    EOS,
+    PAD,
+    Pair,
+    TokenBatches,
+    Tokenizer,
+    date_pairs,
+    normal_form,
+    pad,
+)
 from transformer_lit.decoding import (
     Hypothesis,
     TranslationModel,
@@ -513,6 +522,7 @@ class Translator:
         check_sentences(sentences)
         options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         found = []
+        # one by one: in a batch the last digits of a score hang on the others, and so may a draw
         bar = tqdm(sentences, unit="sentence", disable=not progress)
         for i, sentence in enumerate(bar, start=first):
             own = random.Random(f"{seed} {i}").getrandbits(63)  # whatever is drawn for the others
@@ -532,7 +542,7 @@ class Translator:
     ) -> list[list[Translation]]:
         """Search sentences of like length together; return what is found in their order."""
         check_sentences(sentences)
-        sentences = [unicodedata.normalize("NFC", sentence.strip()) for sentence in sentences]
+        sentences = [normal_form(sentence) for sentence in sentences]
         source, target = self.tokenizers
         encoded = [[*source.encode(sentence), EOS] for sentence in sentences]
         results: list[list[Translation]] = [[] for _ in encoded]
@@ -565,7 +575,7 @@ class Translator:
         if not sentence.strip():
             raise ValueError("an empty sentence has nothing to align")
         tokenizer, tgt_tokenizer = self.tokenizers
-        source = [*tokenizer.encode(unicodedata.normalize("NFC", sentence.strip())), EOS]
+        source = [*tokenizer.encode(normal_form(sentence)), EOS]
         device = next(self.model.parameters()).device
         src = torch.tensor([source], device=device)
         target = greedy_search(self.model, src)[0].ids
