@@ -86,6 +86,7 @@ def configs(draw: st.DrawFn, **fixed) -> TransformerConfig:
         "positions": draw(st.sampled_from(["sinusoidal", "learned"])),
         "max_len": draw(st.integers(8, 16)),
         "tie": draw(st.sampled_from(["all", "output", "none"])),
+        "output_bias": draw(st.booleans()),
     }
     if options["tie"] != "all":
         options["tgt_vocab_size"] = draw(st.none() | st.integers(8, 20))

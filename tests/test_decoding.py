@@ -1,5 +1,6 @@
 """Decoding: cached equals naive, each sentence for itself, a wide beam finds the best, shares."""
 
+import dataclasses
 import inspect
 import math
 from itertools import product
@@ -13,6 +14,7 @@ from support import random_model, random_tensor, randomise
 
 from transformer_lit.data import BOS, EOS, PAD, pad
 from transformer_lit.decoding import (
+    Drafts,
     Hypothesis,
     TranslationModel,
     beam_search,
@@ -131,7 +133,9 @@ class Scripted:
     training = False
 
     def __init__(self, vocab: int, answer):
-        self.config = SimpleNamespace(pad=PAD, target_size=vocab, positions="none")
+        self.config = SimpleNamespace(
+            pad=PAD, bos=BOS, eos=EOS, target_size=vocab, positions="none"
+        )
         self.answer, self.rows = answer, []
 
     def encode(self, src):
@@ -664,11 +668,67 @@ def test_where_nothing_else_can_be_said_a_sentence_ends_before_min_len():
     assert greedy_search(build(0, 3), src[:1], min_len=3) == [Hypothesis([], 0.0)]
     log_p = torch.tensor([[-math.inf] * 2 + [-0.1, -2.0], [-math.inf] * 2 + [0.0, -math.inf]])
     before = log_p.clone()
-    assert without_end(log_p).tolist() == [
+    assert without_end(log_p, EOS).tolist() == [
         [-math.inf] * 3 + [-2.0],
         [-math.inf] * 2 + [0.0, -math.inf],
     ]
     assert torch.equal(log_p, before)
+
+
+# Ids of other vocabularies
+
+
+def renumbered(model: Transformer, new: list[int]) -> Transformer:
+    """Return the same model, in whose vocabulary token ``i`` has the id ``new[i]``."""
+    config = dataclasses.replace(model.config, pad=new[PAD], bos=new[BOS], eos=new[EOS])
+    other = Transformer(config).double().eval()
+    weights = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in other.named_parameters():
+            if name.endswith("tokens.weight"):
+                parameter[new] = weights[name]
+            else:
+                parameter.copy_(weights[name])
+    return other
+
+
+@few
+@given(models(), st.integers(0, 10_000), st.randoms(use_true_random=False))
+def test_special_tokens_may_have_any_ids(model, seed, shuffle):
+    """The ids of PAD, BOS and EOS are the configuration's: as those of published models are."""
+    new = list(range(model.config.vocab_size))
+    shuffle.shuffle(new)
+    other = renumbered(model, new)
+    batch = sources(model.config.vocab_size, 3, seed)
+    src, src_other = pad(batch), pad([[new[i] for i in ids] for ids in batch], new[PAD])
+    for search in (
+        lambda model, src: greedy_search(model, src, max_len=6, min_len=2),
+        lambda model, src: [h[0] for h in beam_search(model, src, 2, max_len=6, min_len=2)],
+    ):
+        expected = [Hypothesis([new[i] for i in h.ids], h.score) for h in search(model, src)]
+        agree(search(other, src_other), expected)
+    assert not {new[PAD], new[BOS], new[EOS]} & set(sample(other, src_other, 1)[0][0].ids)
+
+
+@few
+@given(models(), st.integers(0, 10_000))
+def test_a_target_may_open_with_the_padding_token(model, seed):
+    """As in Marian's models: it works as a token BOS with the same vector."""
+    table = model.tgt_embedding.tokens.weight.data
+    table[BOS] = table[PAD]
+    opens_with_pad = Transformer(dataclasses.replace(model.config, bos=PAD)).double().eval()
+    opens_with_pad.load_state_dict(model.state_dict())
+    src = pad(sources(model.config.vocab_size, 3, seed))
+    tgt = pad([[BOS, 3, EOS], [BOS, EOS], [BOS, 3, 3, EOS]])
+    opened = tgt.where(tgt != BOS, PAD)
+    expected, got = model(src, tgt), opens_with_pad(src, opened)
+    real = tgt != PAD
+    assert torch.allclose(got[real], expected[real])
+    drafts, longest = Drafts(opens_with_pad, src), opened[2:].expand(3, -1)
+    for i in range(4):
+        logits = opens_with_pad(src, longest[:, : i + 1])[:, -1]
+        log_p = log_probabilities(logits, (PAD, PAD))
+        assert torch.allclose(drafts.step(longest[:, i : i + 1]), log_p)
 
 
 # Sampling

@@ -97,6 +97,15 @@ def test_one_text_is_no_list_of_sentences():
                 search(text)
 
 
+@pytest.mark.parametrize("name", ["pad", "bos", "eos"])
+def test_a_tokeniser_with_other_special_ids_is_refused(name):
+    """The model would take one token for another."""
+    config = TransformerConfig(260, d_model=8, n_heads=2, d_ff=8, n_layers=1, **{name: 7})
+    given = {"pad": PAD, "bos": BOS, "eos": EOS}[name]
+    with pytest.raises(ValueError, match=f"{name} is 7 in the model, {given} in the tokeniser"):
+        Translator(random_model(config, 0), tokenizer())
+
+
 def test_no_sentences_have_no_translations():
     """An empty list goes in and comes out."""
     assert translator().translate([]) == []

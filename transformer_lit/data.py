@@ -167,9 +167,16 @@ class Tokenizer:
         bpe.train_from_iterator(texts, trainer)
         return cls(bpe)
 
+    pad, bos, eos = PAD, BOS, EOS  # as a model's configuration has them
+
     def __len__(self) -> int:
         """Return the number of tokens, special ones included."""
         return self.bpe.get_vocab_size()
+
+    @property
+    def n_rows(self) -> int:
+        """The rows that a table needs: one more than the largest id."""
+        return max(self.bpe.get_vocab().values()) + 1
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of ``text``, without BOS and EOS.
@@ -709,10 +716,10 @@ class Batch(NamedTuple):
         return Batch(self.src.to(device), self.tgt.to(device))
 
 
-def pad(sequences: Sequence[Sequence[int]]) -> Int[Tensor, "b s"]:
+def pad(sequences: Sequence[Sequence[int]], fill: int = PAD) -> Int[Tensor, "b s"]:
     """Stack sequences of ids into a rectangle, filled up with PAD at the end."""
     longest = max(map(len, sequences))
-    rows = [[*ids, *[PAD] * (longest - len(ids))] for ids in sequences]
+    rows = [[*ids, *[fill] * (longest - len(ids))] for ids in sequences]
     return torch.tensor(rows, dtype=torch.long)
 
 # %% ../nbs/09_data.ipynb #0d2eb7df

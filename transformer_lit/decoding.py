@@ -9,7 +9,7 @@ __all__ = ['Hypothesis', 'log_probabilities', 'TranslationModel', 'check_evaluat
 # %% ../nbs/12_decoding.ipynb #588c8c38
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -27,7 +27,9 @@ class Hypothesis(NamedTuple):
     score: float
 
 
-def log_probabilities(logits: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
+def log_probabilities(
+    logits: Float[Tensor, "b v"], never: Sequence[int] = (PAD, BOS)
+) -> Float[Tensor, "b v"]:
     """Return the log-probabilities of the next token.
 
     PAD and BOS never come next: they get minus infinity, and the others share the 1.
@@ -36,6 +38,8 @@ def log_probabilities(logits: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
     ----------
     logits
         Of shape ``(b, v)``. They are not changed.
+    never
+        The ids of PAD and BOS.
 
     Returns
     -------
@@ -50,7 +54,7 @@ def log_probabilities(logits: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)  # half precision is too rough for sums
     logits = logits.to(dtype, copy=True)
-    logits[:, [PAD, BOS]] = -torch.inf
+    logits[:, list(never)] = -torch.inf
     log_p = logits.log_softmax(dim=-1)
     if log_p.isnan().any():
         raise FloatingPointError(
@@ -64,9 +68,9 @@ def log_probabilities(logits: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
 class TranslationModel(Protocol):
     """What a search asks of a model, be it a `Transformer` or a `recurrent.Seq2Seq`.
 
-    ``config`` tells ``pad``, ``target_size`` and ``positions``, and ``max_len`` if these are
-    ``"learned"``. `decode` may get several neighbouring targets for each source. The cache's
-    ``select(rows, sources)`` keeps these rows of the targets and these of the sources.
+    ``config`` tells ``pad``, ``bos``, ``eos``, ``target_size`` and ``positions``, and ``max_len``
+    if these are ``"learned"``. `decode` may get several neighbouring targets for each source. The
+    cache's ``select(rows, sources)`` keeps these rows of the targets and these of the sources.
     """
 
     training: bool
@@ -113,8 +117,11 @@ def check_decoding(
     """
     check_evaluating(model)
     config = model.config
-    if config.target_size <= EOS:
-        raise ValueError(f"a vocabulary of {config.target_size} has no EOS, whose id is {EOS}")
+    for name, token in (("BOS", config.bos), ("EOS", config.eos)):
+        if config.target_size <= token:
+            raise ValueError(
+                f"a vocabulary of {config.target_size} has no {name}, whose id is {token}"
+            )
     if src.dim() != 2:
         raise ValueError(
             f"src must have shape (b, s), not {tuple(src.shape)}; write src[None] for one sentence"
@@ -160,8 +167,9 @@ class Drafts:
     def step(self, last: Int[Tensor, "r 1"], may_end: bool = True) -> Float[Tensor, "r v"]:
         """Read the newest tokens, and return the log-probabilities of the next ones."""
         logits = self.model.decode(last, self.memory, self.memory_mask, self.cache)[:, -1]
-        log_p = log_probabilities(logits)
-        return log_p if may_end else without_end(log_p)
+        config = self.model.config
+        log_p = log_probabilities(logits, (config.pad, config.bos))
+        return log_p if may_end else without_end(log_p, config.eos)
 
     def keep(self, rows: Int[Tensor, " r"], sources: Int[Tensor, " b"]) -> None:
         """Go on with these rows of the targets and these of the sources, in this order."""
@@ -174,10 +182,10 @@ class Drafts:
         self.memory_mask = None if self.memory_mask is None else self.memory_mask[sources]
 
 
-def without_end(log_p: Float[Tensor, "r v"]) -> Float[Tensor, "r v"]:
+def without_end(log_p: Float[Tensor, "r v"], eos: int) -> Float[Tensor, "r v"]:
     """Forbid EOS, except in rows in which nothing else can be said."""
     others = log_p.clone()
-    others[:, EOS] = -torch.inf
+    others[:, eos] = -torch.inf
     return torch.where(others.amax(dim=-1, keepdim=True) > -torch.inf, others, log_p)
 
 # %% ../nbs/12_decoding.ipynb #8e930808
@@ -212,7 +220,7 @@ def write(
     ids: list[list[int]] = [[] for _ in range(len(src) * n)]
     scores = [0.0] * len(ids)
     alive = list(range(len(ids)))  # which sentences are still being written
-    last = torch.full((len(ids), 1), BOS, device=src.device)
+    last = torch.full((len(ids), 1), model.config.bos, device=src.device)
     length = 0
     while alive:
         length += 1
@@ -223,7 +231,7 @@ def write(
         going = []  # the rows that go on
         for row, (i, t, x) in enumerate(zip(alive, token.tolist(), gained.tolist(), strict=True)):
             scores[i] += x
-            if t != EOS:
+            if t != model.config.eos:
                 ids[i].append(t)
                 if length < limits[i // n]:
                     going.append(row)
@@ -357,7 +365,8 @@ def beam_search(
     drafts = Drafts(model, src)
     done: list[list[Hypothesis]] = [[] for _ in src]
     alive = list(range(len(src)))  # which sentences are still being written
-    prefix = torch.full((len(src), beam, 1), BOS, device=src.device)
+    bos, eos = model.config.bos, model.config.eos
+    prefix = torch.full((len(src), beam, 1), bos, device=src.device)
     # all beams start equal, so only the first may be continued at the first step
     total = torch.full((len(src), beam), -torch.inf, device=src.device)
     total[:, 0] = 0.0
@@ -371,7 +380,7 @@ def beam_search(
         # Each beam can end but once, so that of 2 * beam candidates at least `beam` do not end.
         total, flat = candidates.flatten(1).topk(2 * beam, dim=-1)
         origin, token = flat // v, flat % v
-        order = (token == EOS).int().argsort(dim=-1, stable=True)[:, :beam]  # these may go on
+        order = (token == eos).int().argsort(dim=-1, stable=True)[:, :beam]  # these may go on
         hopes = total.gather(1, order[:, :1])[:, 0].tolist()  # the best sum among them
 
         going = []
@@ -379,8 +388,8 @@ def beam_search(
             found, limit = done[sentence], limits[sentence]
             best = zip(total[i].tolist(), origin[i].tolist(), token[i].tolist(), strict=True)
             for score, j, t in islice(best, beam):
-                if (t == EOS or length == limit) and score > -torch.inf:
-                    ids = prefix[i, j, 1:].tolist() + [t] * (t != EOS)
+                if (t == eos or length == limit) and score > -torch.inf:
+                    ids = prefix[i, j, 1:].tolist() + [t] * (t != eos)
                     found.append(Hypothesis(ids, score / length_penalty(length, alpha)))
             found.sort(key=lambda h: -h.score)
             del found[n_best:]

@@ -101,6 +101,11 @@ class TransformerConfig(ModelConfig):
         ``"output"``: only the last two; ``"none"``.
     pad
         Id of the padding token, which has a row in each table.
+    bos, eos
+        Ids of the tokens that open and end a target. Where ``bos`` is ``pad``, as in some
+        published models, a target is taken to be padded at its end alone.
+    output_bias
+        Whether the output layer adds a bias to the logits; the paper names none.
 
     Raises
     ------
@@ -124,6 +129,9 @@ class TransformerConfig(ModelConfig):
     max_len: int = 512
     tie: str = "all"
     pad: int = 0
+    bos: int = 1
+    eos: int = 2
+    output_bias: bool = False
 
     def __post_init__(self):
         for name in ("vocab_size", "d_model", "n_heads", "d_ff", "n_layers", "max_len"):
@@ -134,7 +142,7 @@ class TransformerConfig(ModelConfig):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, not {value!r}")
-        for name in ("gated", "norm_first", "bias"):
+        for name in ("gated", "norm_first", "bias", "output_bias"):
             value = getattr(self, name)
             if type(value) is not bool:
                 raise ValueError(f"{name} must be true or false, not {value!r}")
@@ -154,7 +162,8 @@ class TransformerConfig(ModelConfig):
                 f"tie='all' needs one vocabulary, but the source has {self.vocab_size} tokens and "
                 f"the target {self.tgt_vocab_size}; say tie='output'"
             )
-        self._check_whole("pad", 0)
+        for name in ("pad", "bos", "eos"):
+            self._check_whole(name, 0)
         if self.pad >= min(self.vocab_size, self.target_size):
             raise ValueError(f"pad={self.pad} must be below the size of each vocabulary")
 
@@ -298,7 +307,7 @@ class Transformer(Model):
         self.tgt_embedding = Embedding(c.target_size, c.d_model, **embedding)
         self.encoder = Encoder(c.n_layers, c.d_model, c.n_heads, c.d_ff, **stack)
         self.decoder = Decoder(c.n_layers, c.d_model, c.n_heads, c.d_ff, **stack)
-        self.output = nn.Linear(c.d_model, c.target_size, bias=False)
+        self.output = nn.Linear(c.d_model, c.target_size, bias=c.output_bias)
         if c.tie != "none":
             self.output.weight = self.tgt_embedding.tokens.weight
         if c.tie == "all":
@@ -361,7 +370,9 @@ class Transformer(Model):
             Logits of shape ``(r, t, v)``.
         """
         start = cache.length if cache else 0
-        mask = None if cache else self.mask(tgt)
+        # where a target opens with the padding token, hiding that would leave nothing to see
+        hidden = cache is None and self.config.bos != self.config.pad
+        mask = self.mask(tgt) if hidden else None
         x = self.tgt_embedding(tgt, start)
         return self.output(self.decoder(x, memory, mask, memory_mask, cache))
 
@@ -418,6 +429,8 @@ class Shape:
         Whether a norm has a shift beside its scale (LayerNorm), or has not (RMSNorm).
     n_last_norms
         Norms that follow a whole stack.
+    output_bias
+        As in `TransformerConfig`.
 
     Raises
     ------
@@ -439,6 +452,7 @@ class Shape:
     bias: bool = True
     norm_shift: bool = True
     n_last_norms: int = 0
+    output_bias: bool = False
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
@@ -475,6 +489,7 @@ class Shape:
             gated=c.gated,
             bias=c.bias,
             n_last_norms=2 * c.norm_first,
+            output_bias=c.output_bias,
         )
 
 
@@ -526,14 +541,15 @@ def count_parameters(model: TransformerConfig | Shape) -> dict[str, int]:
     Returns
     -------
     dict
-        ``embedding`` (learned positions and an untied output matrix included), ``attention``,
-        ``feed_forward``, ``norm`` and their sum, ``total``.
+        ``embedding`` (learned positions, an untied output matrix and the bias of the output
+        included), ``attention``, ``feed_forward``, ``norm`` and their sum, ``total``.
     """
     s = Shape.of(model)
     counts = {"embedding": 0, "attention": 0, "feed_forward": 0, "norm": 0}
     for m in matrices(s):
         biases = m.n_out if s.bias and m.kind != "embedding" else 0
         counts[m.kind] += m.number * (m.n_in * m.n_out + biases)
+    counts["embedding"] += s.output_bias * s.vocab_size
     norms = 2 * s.n_layers + 3 * s.n_cross_layers + s.n_last_norms
     counts["norm"] = norms * s.d_model * (1 + s.norm_shift)
     return counts | {"total": sum(counts.values())}

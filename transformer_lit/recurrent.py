@@ -180,7 +180,7 @@ class RecurrentConfig(ModelConfig):
 
     # what other parts of the package ask of a configuration
     kind: ClassVar[str] = "recurrent"
-    pad = PAD
+    pad, bos, eos = PAD, BOS, EOS
     positions = "recurrent"  # order comes from the steps: no position is out of reach
 
     def __post_init__(self):

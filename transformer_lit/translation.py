@@ -358,11 +358,14 @@ class Translator:
     ):
         config = model.config
         self.tokenizers = tokenizer, tgt_tokenizer or tokenizer
-        if config.pad != PAD:
-            raise ValueError(f"the model pads with {config.pad}, the tokeniser with {PAD}")
+        for name in ("pad", "bos", "eos"):
+            wanted = getattr(config, name)
+            for own in self.tokenizers:
+                if (given := getattr(own, name)) != wanted:
+                    raise ValueError(f"{name} is {wanted} in the model, {given} in the tokeniser")
         sides = ("source", config.vocab_size), ("target", config.target_size)
         for (side, size), own in zip(sides, self.tokenizers, strict=True):
-            if max(own.bpe.get_vocab().values()) >= size:
+            if own.n_rows > size:
                 raise ValueError(
                     f"the tokeniser of the {side} has {len(own)} tokens, the model {size}"
                 )
@@ -544,7 +547,8 @@ class Translator:
         check_sentences(sentences)
         sentences = [normal_form(sentence) for sentence in sentences]
         source, target = self.tokenizers
-        encoded = [[*source.encode(sentence), EOS] for sentence in sentences]
+        config = self.model.config
+        encoded = [[*source.encode(sentence), config.eos] for sentence in sentences]
         results: list[list[Translation]] = [[] for _ in encoded]
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
         device = next(self.model.parameters()).device
@@ -557,7 +561,7 @@ class Translator:
                 chunk = [i for i in chunk if sentences[i]]
                 if not chunk:
                     continue
-                best = search(pad([encoded[i] for i in chunk]).to(device))
+                best = search(pad([encoded[i] for i in chunk], config.pad).to(device))
                 for i, hypotheses in zip(chunk, best, strict=True):
                     results[i] = [Translation(target.decode(h.ids), h.score) for h in hypotheses]
         return results
@@ -575,17 +579,18 @@ class Translator:
         if not sentence.strip():
             raise ValueError("an empty sentence has nothing to align")
         tokenizer, tgt_tokenizer = self.tokenizers
-        source = [*tokenizer.encode(normal_form(sentence)), EOS]
+        bos, eos = self.model.config.bos, self.model.config.eos
+        source = [*tokenizer.encode(normal_form(sentence)), eos]
         device = next(self.model.parameters()).device
         src = torch.tensor([source], device=device)
         target = greedy_search(self.model, src)[0].ids
-        written = torch.tensor([[BOS, *target]], device=device)
+        written = torch.tensor([[bos, *target]], device=device)
         with torch.inference_mode():
             if isinstance(self.model, Seq2Seq):
                 weights = self.model.align(src, written)[:, None]
             else:
                 weights = cross_attention(self.model, src, written)
-        pieces = tgt_tokenizer.pieces([*target, EOS])
+        pieces = tgt_tokenizer.pieces([*target, eos])
         return Alignment(tokenizer.pieces(source), pieces, weights)
 
 

@@ -1719,9 +1719,37 @@ USE = [
     Mutant(
         "special tokens may be said",
         "decoding",
-        "logits[:, [PAD, BOS]] = -torch.inf",
+        "logits[:, list(never)] = -torch.inf",
         "logits[:, [PAD, PAD]] = -torch.inf",
         "test_decoding.test_log_probabilities",
+    ),
+    Mutant(
+        "a search ends at id 2 alone",
+        "decoding",
+        "if t != model.config.eos:",
+        "if t != EOS:",
+        "test_decoding.test_special_tokens_may_have_any_ids",
+    ),
+    Mutant(
+        "a beam ends at id 2 alone",
+        "decoding",
+        "bos, eos = model.config.bos, model.config.eos",
+        "bos, eos = model.config.bos, EOS",
+        "test_decoding.test_special_tokens_may_have_any_ids",
+    ),
+    Mutant(
+        "a least length forbids id 2",
+        "decoding",
+        "without_end(log_p, config.eos)",
+        "without_end(log_p, EOS)",
+        "test_decoding.test_special_tokens_may_have_any_ids",
+    ),
+    Mutant(
+        "a target's first token is hidden as padding",
+        "model",
+        "hidden = cache is None and self.config.bos != self.config.pad",
+        "hidden = cache is None",
+        "test_decoding.test_a_target_may_open_with_the_padding_token",
     ),
     Mutant(
         "beams read another's cache",
