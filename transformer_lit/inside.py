@@ -26,7 +26,6 @@ from transformer_lit.data import (
     SPECIAL_TOKENS,
     Batch,
     Pair,
-    TokenBatches,
     normal_form,
     pad,
 )
@@ -77,10 +76,11 @@ def as_batch(translator: Translator, pairs: Sequence[Pair]) -> Batch:
         raise ValueError("each pair needs a source and a target that is not empty")
 
     pairs = [(normal_form(source), normal_form(target)) for source, target in pairs]
-    tokenizer, tgt_tokenizer = translator.tokenizers
-    longest = 2 + max(len(tokenizer.encode(s)) + len(tgt_tokenizer.encode(t)) for s, t in pairs)
-    batches = TokenBatches(pairs, tokenizer, longest, tgt_tokenizer=tgt_tokenizer)
-    return batches.make(range(len(pairs))).to(next(translator.model.parameters()).device)
+    config, (tokenizer, tgt_tokenizer) = translator.model.config, translator.tokenizers
+    src = [[*tokenizer.encode(source), config.eos] for source, _ in pairs]
+    tgt = [[config.bos, *tgt_tokenizer.encode(target), config.eos] for _, target in pairs]
+    batch = Batch(pad(src, config.pad), pad(tgt, config.pad))
+    return batch.to(next(translator.model.parameters()).device)
 
 
 def attention_maps(
@@ -120,19 +120,20 @@ def attention_maps(
             "Translator.align"
         )
     check_evaluating(model)
+    fill, bos, eos = model.config.pad, model.config.bos, model.config.eos
     if translations is None:  # the tokens that it writes, which its text need not be cut into
         src = as_batch(translator, [(sentence, "-") for sentence in sentences]).src
-        written_ids = [[BOS, *found.ids, EOS] for found in greedy_search(model, src)]
-        batch = Batch(src, pad(written_ids).to(src.device))
+        written_ids = [[bos, *found.ids, eos] for found in greedy_search(model, src)]
+        batch = Batch(src, pad(written_ids, fill).to(src.device))
     elif len(sentences) != len(translations):
         raise ValueError(f"{len(sentences)} sentences, but {len(translations)} translations")
     else:
         batch = as_batch(translator, list(zip(sentences, translations, strict=True)))
     with torch.inference_mode(), record_attention(model) as layers:
         model(batch.src, batch.tgt_in)
-    read = [source.pieces(row[row != PAD].tolist()) for row in batch.src]
-    written = [target.pieces(row[row != PAD].tolist()) for row in batch.gold]
-    begun = [[SPECIAL_TOKENS[BOS], *row[:-1]] for row in written]  # BOS, and all but EOS
+    read = [source.pieces(row[row != fill].tolist()) for row in batch.src]
+    written = [target.pieces(row[row != fill].tolist()) for row in batch.gold]
+    begun = [[*target.pieces([bos]), *row[:-1]] for row in written]  # BOS, and all but EOS
 
     def collect(kind: str, queries: list[list[str]], keys: list[list[str]]) -> Maps:
         found = [a.weights for n, a in layers.items() if re.fullmatch(kind, n)]
@@ -294,10 +295,10 @@ def all_right(model: Transformer, batch: Batch) -> Bool[Tensor, " b"]:
         If the model is in training mode.
     """
     check_evaluating(model)
-    logits = model(batch.src, batch.tgt_in)
-    logits[..., [PAD, BOS]] = -torch.inf  # which a search never writes
+    logits, c = model(batch.src, batch.tgt_in), model.config
+    logits[..., [c.pad, c.bos]] = -torch.inf  # which a search never writes
     best = logits.argmax(dim=-1)  # (b, t)
-    return ((best == batch.gold) | (batch.gold == PAD)).all(dim=1)
+    return ((best == batch.gold) | (batch.gold == c.pad)).all(dim=1)
 
 # %% ../nbs/14_inside.ipynb #1b77f300
 @torch.inference_mode()
@@ -315,7 +316,7 @@ def head_means(model: Transformer, batch: Batch) -> dict[str, Float[Tensor, " d"
     means: dict[str, Tensor] = {}
 
     def watch(name: str, layer: MultiHeadAttention) -> Any:
-        real = (batch.src if name.startswith("encoder") else batch.gold) != PAD
+        real = (batch.src if name.startswith("encoder") else batch.gold) != model.config.pad
 
         def hook(module: nn.Module, inputs: tuple[Tensor]) -> None:
             means[name] = inputs[0][real].mean(dim=0)
@@ -517,12 +518,12 @@ def erasure(model: Transformer, batch: Batch) -> Float[Tensor, "b t s"]:
         predicted = model(src, batch.tgt_in).log_softmax(dim=-1)
         return predicted.gather(-1, batch.gold[..., None]).squeeze(-1)  # (b, t)
 
-    whole, falls = log_p(batch.src), []
+    whole, falls, fill = log_p(batch.src), [], model.config.pad
     for i in range(batch.src.size(1)):
         src = batch.src.clone()
-        src[:, i] = PAD
+        src[:, i] = fill
         falls.append(whole - log_p(src))
-    real = (batch.gold != PAD)[:, :, None] & (batch.src != PAD)[:, None]
+    real = (batch.gold != fill)[:, :, None] & (batch.src != fill)[:, None]
     return torch.stack(falls, dim=-1) * real
 
 # %% ../nbs/14_inside.ipynb #42683d94

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['DATE_RECIPE', 'RECIPES', 'Tokenizers', 'RUN_FILES', 'TARGET_TOKENIZER', 'KINDS', 'Recipe', 'validation_loss',
            'start_training', 'check_memory', 'validation', 'train_tokenizers', 'save_tokenizers', 'load_tokenizers',
-           'Alignment', 'load_model', 'Translation', 'Translator', 'check_sentences', 'cross_attention',
-           'check_same_length', 'exact_match', 'bleu', 'bleu_metric', 'sentence_bleu', 'by_length', 'moses_tokens',
-           'recording', 'unusual_dates']
+           'Alignment', 'load_model', 'Translation', 'TextTokenizer', 'Translator', 'check_sentences',
+           'cross_attention', 'check_same_length', 'exact_match', 'bleu', 'bleu_metric', 'sentence_bleu', 'by_length',
+           'moses_tokens', 'recording', 'unusual_dates']
 
 # %% ../nbs/13_translation.ipynb #79c052e1
 import http.client
@@ -17,12 +17,12 @@ import os
 import random
 import re
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import metadata
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -333,6 +333,36 @@ class Translation(NamedTuple):
     score: float
 
 
+@runtime_checkable
+class TextTokenizer(Protocol):
+    """What a `Translator` asks of a tokeniser, be it the course's `Tokenizer` or another."""
+
+    pad: int
+    bos: int
+    eos: int
+
+    @property
+    def n_rows(self) -> int:
+        """One more than the largest id."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of ``text``, without BOS and EOS."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ``ids``."""
+        ...
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Return each token as a reader would write it."""
+        ...
+
+
 class Translator:
     """A model and its tokeniser: text in, text out.
 
@@ -347,14 +377,15 @@ class Translator:
     Raises
     ------
     ValueError
-        If a tokeniser has more tokens than the model, or they pad with different ids.
+        If a tokeniser has more tokens than the model, or they do not agree on the ids of PAD,
+        BOS and EOS.
     """
 
     def __init__(
         self,
         model: TranslationModel,
-        tokenizer: Tokenizer,
-        tgt_tokenizer: Tokenizer | None = None,
+        tokenizer: TextTokenizer,
+        tgt_tokenizer: TextTokenizer | None = None,
     ):
         config = model.config
         self.tokenizers = tokenizer, tgt_tokenizer or tokenizer
@@ -390,9 +421,18 @@ class Translator:
         return cls.load(Path(str(files("transformer_lit") / "dates")))
 
     def save(self, folder: str | Path) -> None:
-        """Write what `load` reads."""
+        """Write what `load` reads.
+
+        Raises
+        ------
+        TypeError
+            If a tokeniser is not the course's own.
+        """
+        source, target = self.tokenizers
+        if not (isinstance(source, Tokenizer) and isinstance(target, Tokenizer)):
+            raise TypeError(f"only a Tokenizer can be saved here, not {type(source).__name__}")
+        save_tokenizers((source, target), Path(folder))
         self.model.save(folder)
-        save_tokenizers(self.tokenizers, Path(folder))
 
     def translate(
         self,

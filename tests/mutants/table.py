@@ -2002,8 +2002,8 @@ INSIDE = [
     Mutant(
         "not all that the model writes is read",
         "inside",
-        "[BOS, *found.ids, EOS]",
-        "[BOS, *found.ids[:1], EOS]",
+        "[bos, *found.ids, eos]",
+        "[bos, *found.ids[:1], eos]",
         "test_inside.test_the_models_own_tokens_are_read",
     ),
     Mutant(
@@ -2072,15 +2072,15 @@ INSIDE = [
     Mutant(
         "right if most tokens are",
         "inside",
-        "(batch.gold == PAD)).all(dim=1)",
-        "(batch.gold == PAD)).double().mean(dim=1).gt(0.5)",
+        "(batch.gold == c.pad)).all(dim=1)",
+        "(batch.gold == c.pad)).double().mean(dim=1).gt(0.5)",
         "test_inside.test_all_right_by_hand",
     ),
     Mutant(
         "padding taken for the likeliest token",
         "inside",
-        "logits[..., [PAD, BOS]] = -torch.inf",
-        "logits[..., [BOS]] = -torch.inf",
+        "logits[..., [c.pad, c.bos]] = -torch.inf",
+        "logits[..., [c.bos]] = -torch.inf",
         "test_inside.test_all_right_by_hand",
     ),
     Mutant(
@@ -2135,8 +2135,8 @@ INSIDE = [
     Mutant(
         "erased one after the other, and none comes back",
         "inside",
-        "src[:, i] = PAD",
-        "src[:, : i + 1] = PAD",
+        "src[:, i] = fill",
+        "src[:, : i + 1] = fill",
         "test_inside.test_erasure_by_hand",
     ),
     Mutant(
