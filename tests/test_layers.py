@@ -86,7 +86,7 @@ def test_feed_forward_treats_each_position_alone(seed, order):
 
 def test_an_unknown_activation_is_refused():
     """The message names those that there are."""
-    with pytest.raises(ValueError, match="relu, gelu, silu, not 'tanh'"):
+    with pytest.raises(ValueError, match="relu, gelu, gelu_tanh, silu, not 'tanh'"):
         FeedForward(4, 8, activation="tanh")
 
 

@@ -175,7 +175,7 @@ class Tokenizer:
 
     @property
     def n_rows(self) -> int:
-        """The rows that a table needs: one more than the largest id."""
+        """One more than the largest id, since ids begin with 0."""
         return max(self.bpe.get_vocab().values()) + 1
 
     def encode(self, text: str) -> list[int]:

@@ -6,6 +6,7 @@
 __all__ = ['EncoderLayer', 'Encoder']
 
 # %% ../nbs/06_encoder.ipynb #797fae3e
+from collections.abc import Sequence
 from typing import Any
 
 import torch.nn as nn
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from .attention import Mask
 from .layers import FeedForward, Residual
-from .multi_head import MultiHeadAttention
+from .multi_head import KeyValueCache, MultiHeadAttention
 
 # %% ../nbs/06_encoder.ipynb #5a728fc9
 class EncoderLayer(nn.Module):
@@ -60,10 +61,17 @@ class EncoderLayer(nn.Module):
         self.residual2 = Residual(d_model, dropout=dropout, norm_first=norm_first)
 
     def forward(
-        self, x: Float[Tensor, "b s d"], mask: Mask | None = None
+        self,
+        x: Float[Tensor, "b s d"],
+        mask: Mask | None = None,
+        *,
+        causal: bool = False,
+        cache: KeyValueCache | None = None,
     ) -> Float[Tensor, "b s d"]:
         """Transform ``x`` of shape ``(b, s, d)``; see `Encoder.forward`."""
-        x = self.residual1(x, lambda y: self.self_attention(y, mask=mask))
+        x = self.residual1(
+            x, lambda y: self.self_attention(y, mask=mask, causal=causal, cache=cache)
+        )
         return self.residual2(x, self.feed_forward)
 
 # %% ../nbs/06_encoder.ipynb #2d1378da
@@ -96,10 +104,15 @@ class Encoder(nn.Module):
             EncoderLayer(d_model, n_heads, d_ff, norm_first=norm_first, **options)
             for _ in range(n_layers)
         )
-        self.norm = nn.LayerNorm(d_model) if norm_first else nn.Identity()
+        self.norm: nn.Module = nn.LayerNorm(d_model) if norm_first else nn.Identity()
 
     def forward(
-        self, x: Float[Tensor, "b s d"], mask: Mask | None = None
+        self,
+        x: Float[Tensor, "b s d"],
+        mask: Mask | None = None,
+        *,
+        causal: bool = False,
+        caches: Sequence[KeyValueCache] | None = None,
     ) -> Float[Tensor, "b s d"]:
         """Read ``x``.
 
@@ -110,6 +123,12 @@ class Encoder(nn.Module):
         mask
             Boolean, broadcastable to ``(b, h, s, s)``; True means *may attend*. Most often the
             source's padding mask, ``(b, 1, 1, s)``.
+        causal
+            Whether a position may attend only up to itself. An encoder reads the whole sentence;
+            a stack that writes may not look ahead.
+        caches
+            For a stack that writes: one for each layer, which keeps what was computed, so that the
+            next call needs the new positions alone.
 
         Returns
         -------
@@ -121,8 +140,11 @@ class Encoder(nn.Module):
         TypeError
             If the mask is not boolean.
         ValueError
-            If ``x`` has another width, or the mask does not stretch to the scores.
+            If ``x`` has another width, the mask does not stretch to the scores, or there is not
+            one cache for each layer.
         """
-        for layer in self.layers:
-            x = layer(x, mask)
+        if caches is not None and len(caches) != len(self.layers):
+            raise ValueError(f"{len(caches)} caches for {len(self.layers)} layers: each needs one")
+        for i, layer in enumerate(self.layers):
+            x = layer(x, mask, causal=causal, cache=caches[i] if caches is not None else None)
         return self.norm(x)

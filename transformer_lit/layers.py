@@ -7,6 +7,7 @@ __all__ = ['ACTIVATIONS', 'FeedForward', 'layer_norm', 'Residual']
 
 # %% ../nbs/05_layers.ipynb #4d585a52
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn as nn
@@ -18,6 +19,7 @@ from torch import Tensor
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
 }
 
@@ -32,7 +34,7 @@ class FeedForward(nn.Module):
     d_ff
         Inner width ``f``.
     activation
-        ``"relu"`` as in the paper, ``"gelu"`` or ``"silu"``.
+        ``"relu"`` as in the paper, ``"gelu"``, ``"gelu_tanh"`` or ``"silu"``.
     gated
         Whether the inner layer is multiplied by a second one, ``gate``, with the activation on
         the gate (Shazeer, 2020). This adds a third matrix.
@@ -125,7 +127,7 @@ class Residual(nn.Module):
 
     def __init__(self, d_model: int, *, dropout: float = 0.0, norm_first: bool = False):
         super().__init__()
-        self.norm = nn.LayerNorm(d_model)
+        self.norm: nn.Module = nn.LayerNorm(d_model)
         self.dropout = nn.Dropout(dropout)
         self.norm_first = norm_first
 

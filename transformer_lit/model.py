@@ -85,7 +85,7 @@ class TransformerConfig(ModelConfig):
     attention_dropout
         On the attention weights; the paper has none.
     activation
-        ``"relu"``, ``"gelu"`` or ``"silu"``.
+        ``"relu"``, ``"gelu"``, ``"gelu_tanh"`` or ``"silu"``.
     gated
         Whether the feed-forward networks are gated.
     norm_first

@@ -236,23 +236,9 @@ class MultiHeadAttention(nn.Module):
                     f"not {tuple(y.shape)}"
                 )
         if memory is None:
-            query, key, value = self._project(x, 0, 3)
-            if cache is not None:
-                cache.append(key, value)
-                key, value = cache.key, cache.value
+            query, key, value = self._own(x, cache)
         else:
-            (query,) = self._project(x, 0, 1)
-            if cache is None:
-                key, value = self._project(memory, 1, 3)
-            else:
-                if not cache.length:
-                    cache.append(*self._project(memory, 1, 3))
-                elif cache.length != memory.size(1):
-                    raise ValueError(
-                        f"the cache was filled from a memory of {cache.length} positions, and "
-                        f"this one has {memory.size(1)}; a new source needs a new cache"
-                    )
-                key, value = cache.key, cache.value
+            query, key, value = self._across(x, memory, cache)
         (b, h, t, _), s = query.shape, key.size(2)
         if key.size(0) != b:
             raise ValueError(
@@ -272,6 +258,31 @@ class MultiHeadAttention(nn.Module):
         else:
             output = fused_attention(query, key, value, mask, causal=causal, dropout=dropout)
         return self.out_proj(merge_heads(output))
+
+    def _own(self, x: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries of ``x``, and the keys and values of all positions so far."""
+        query, key, value = self._project(x, 0, 3)
+        if cache is None:
+            return query, key, value
+        cache.append(key, value)
+        return query, cache.key, cache.value
+
+    def _across(
+        self, x: Tensor, memory: Tensor, cache: KeyValueCache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries of ``x``, and the keys and values of ``memory``."""
+        (query,) = self._project(x, 0, 1)
+        if cache is None:
+            key, value = self._project(memory, 1, 3)
+            return query, key, value
+        if not cache.length:
+            cache.append(*self._project(memory, 1, 3))
+        elif cache.length != memory.size(1):
+            raise ValueError(
+                f"the cache was filled from a memory of {cache.length} positions, and "
+                f"this one has {memory.size(1)}; a new source needs a new cache"
+            )
+        return query, cache.key, cache.value
 
     def _project(self, x: Tensor, first: int, last: int) -> list[Tensor]:
         """Multiply by rows ``first`` to ``last`` of (W^Q, W^K, W^V), one ``(b, h, t, k)`` each."""
