@@ -1,9 +1,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PORT ?= 8000
+IN_BROWSER := tests/test_browser.py tests/test_movable.py tests/test_translator_page.py
 
 .DEFAULT_GOAL := help
-.PHONY: help env book test run sync serve lint types unit nbval browser links clean
+.PHONY: help env book pdf epub test run sync serve lint types unit nbval browser links clean
 
 help:            ## show this list
 	@echo "make VERB, where VERB is one of:"
@@ -12,6 +13,12 @@ help:            ## show this list
 book: env        ## build the book: open _build/html/index.html
 	@$(BIN)/jupyter-book build . -W -n --keep-going --quiet
 	@echo "The book is in _build/html/index.html"
+
+pdf: book        ## the whole book as a PDF (needs Chromium)
+	@$(BIN)/python tools/volume pdf
+
+epub: book       ## the whole book as an EPUB
+	@$(BIN)/python tools/volume epub
 
 test: env        ## run every check: export, lint, types, book, unit tests, notebooks, browser
 	@$(MAKE) --no-print-directory lint types book unit nbval browser
@@ -35,13 +42,13 @@ types: env       ## mypy on the package
 	@$(BIN)/mypy transformer_lit
 
 unit: env        ## unit and property tests
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore tests/test_browser.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile $(IN_BROWSER:%=--ignore %)
 
 nbval: env       ## run all notebooks and compare every output with the stored one
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist loadfile --nbval --nbval-current-env --nbval-sanitize-with nbs/sanitize.cfg nbs/[0-9]*.ipynb nbs/checks/[0-9]*.ipynb
 
 browser: env     ## open the built book in headless Chromium
-	@$(BIN)/python -m pytest -q -rs tests/test_browser.py
+	@$(BIN)/python -m pytest -q -rs $(IN_BROWSER)
 
 links: env       ## check that links to other sites are alive (needs the network)
 	@$(BIN)/jupyter-book build . --builder linkcheck

@@ -124,12 +124,81 @@ def test_colab_opens_the_notebook_of_the_page():
 @built
 def test_nothing_is_loaded_from_elsewhere():
     for page in pages():
-        tags = soup(page).select("[src], link[href], object[data], [srcset], [poster]")
+        tags = soup(page).select(
+            "[src], link[href]:not([rel=canonical]), object[data], [srcset], [poster]"
+        )
         loaded = [t.get(a) for t in tags for a in ("src", "data", "srcset", "poster", "href")]
         assert not [u for u in loaded if u and re.match(r"(?i)(https?:)?//", u)], page
     for sheet in HTML.rglob("*.css"):
         text = sheet.read_text(encoding="utf-8")
         assert not re.search(r"""(?i)(url\(|@import)\s*["']?(https?:)?//""", text), sheet
+
+
+@built
+def test_each_page_says_what_it_is():
+    """Its address, a description of its own, a picture; the sitemap has all pages."""
+    home = "https://transformer-lit.github.io/transformer-lit/"
+    seen = {}
+    for page in pages():
+        name = page.relative_to(HTML).as_posix()
+        if name.startswith("_modules/") or not name.endswith(".html") or "/" not in name:
+            continue
+        head = soup(page).head
+        assert head.select_one("link[rel=canonical]")["href"] == home + name
+        text = head.select_one("meta[name=description]")["content"]
+        assert 20 < len(text) <= 210 and text not in seen, (name, text, seen.get(text))
+        seen[text] = name
+        assert head.select_one('meta[property="og:description"]')["content"] == text
+        picture = head.select_one('meta[property="og:image"]')["content"]
+        assert (HTML / picture.removeprefix(home)).is_file()
+    sitemap = (HTML / "sitemap.xml").read_text(encoding="utf-8")
+    assert {f"{home}{name}" for name in seen.values()} <= set(
+        re.findall("<loc>(.*?)</loc>", sitemap)
+    )
+    assert soup(HTML / "404.html").select_one(f'a[href="{home}book/intro.html"]')
+
+
+@built
+def test_each_equation_figure_and_exercise_has_a_number_and_a_link():
+    for notebook in NOTEBOOKS:
+        main = soup(page_of(notebook)).main
+        for kind, number in (
+            ("div.math", ".eqno"),
+            ("figure:has(img)", "figcaption .caption-number"),
+            ("div.exercise", ".admonition-title .caption-number"),
+        ):
+            for part in main.select(kind):
+                found = part.select_one(number)
+                assert found and re.search(r"\d", found.get_text()), part.get_text()[:200]
+                assert part.select_one("a.headerlink[href^='#']"), part.get_text()[:200]
+
+
+@built
+def test_each_chapter_has_its_head_and_foot():
+    """Where it stands in the model, the notebook, and the way to its parts and onwards."""
+    for check in CHECKS:
+        page = page_of(ROOT / "nbs" / check.name)
+        head, foot = (soup(page).select_one(f".chapter-{end}") for end in ("head", "foot"))
+        assert head.select_one("a.here svg") and head.select_one("a[download]")
+        assert not dead(page, head.select_one("a[download]")["href"])
+        assert len(str(head.select_one("svg"))) < 10_000
+        assert "You need" in head.get_text() and "Reading" in head.get_text()
+        assert {"#quiz", "#exercises", "#summary"} <= {a["href"] for a in foot.select("a")}
+
+
+@built
+def test_glossary_is_used():
+    terms = {dt["id"] for dt in soup(HTML / "book/glossary.html").select("dt[id^=term-]")}
+    assert len(terms) >= 40
+    marked = set()
+    for page in pages():
+        links = soup(page).select("a.term")
+        names = [urlsplit(a["href"]).fragment for a in links]
+        assert len(set(names)) == len(names), f"a term is marked twice in {page}"
+        assert not soup(page).select("h1 a.term, h2 a.term, a a.term, pre a.term")
+        assert all(len(a["data-meaning"]) > 20 for a in links)
+        marked |= set(names)
+    assert len(marked & terms) >= 0.8 * len(terms), terms - marked
 
 
 @built

@@ -1,10 +1,16 @@
-"""The built book in a real browser: every page, in light and dark, wide and narrow."""
+"""The built book in a real browser: every page, in light and dark, wide and narrow.
+
+A table with the bytes of each page at its first load, and the time until something stands on the
+screen, is written to ``_build/pages.tsv``.
+"""
 
 import functools
 import http.server
+import importlib.util
 import shutil
 import threading
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -28,19 +34,60 @@ if not HTML.is_dir():
     pytest.skip("no book in _build/html; run `make book` first", allow_module_level=True)
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-# What a page says of itself once MathJax is done: formulas set and in all, TeX left in the text
-# (code aside), and how far the page can be pushed sideways.
-STATE = r"""async () => {
-  await window.MathJax?.startup?.promise;
+axe = importlib.util.find_spec("axe_playwright_python")
+if axe is None:
+    pytest.skip("axe-playwright-python is not installed", allow_module_level=True)
+AXE = (Path(axe.origin).parent / "axe.min.js").read_text(encoding="utf-8")
+
+# What a page says of itself: formulas, those of them that are set, and TeX left in the text (code
+# aside).
+STATE = r"""() => {
   const text = document.querySelector("main")?.cloneNode(true) ?? document.createElement("main");
-  text.querySelectorAll("pre, code, script, mjx-container").forEach(e => e.remove());
+  text.querySelectorAll("pre, code, script, math").forEach(e => e.remove());
   return {
     formulas: document.querySelectorAll("main .math").length,
-    typeset: document.querySelectorAll("main .math mjx-container").length,
-    errors: document.querySelectorAll("mjx-merror").length,
+    typeset: document.querySelectorAll("main .math math").length,
+    errors: document.querySelectorAll("main merror, main .temml-error").length,
     tex: text.textContent.match(/\\[(\[)\]]|\$\$|\\[a-z]{3,}/g) ?? [],
   };
 }"""
+# WCAG 2.1 AA by axe-core. Colours are looked at by themselves, since that takes long: the elements
+# with text are sorted by the colours they have and stand on, and one of each sort is checked.
+STRUCTURE = """async (rules) => {
+  const tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"];
+  const found = await axe.run({ exclude: [["div.highlight"], ["math"]] }, {
+    preload: false, resultTypes: ["violations"], runOnly: rules ?? tags,
+    rules: rules ? {} : { "color-contrast": { enabled: false } },
+  });
+  return found.violations.map(v => [v.id, v.nodes.length, v.nodes[0].html.slice(0, 200)]);
+}"""
+COLOURS = """async () => {
+  const grounds = new Map();
+  const ground = e => {
+    if (!e) return "";
+    if (!grounds.has(e)) {
+      const { backgroundColor, opacity } = getComputedStyle(e);
+      const own = backgroundColor + opacity;
+      grounds.set(e, ground(e.parentElement) + (own === "rgba(0, 0, 0, 0)1" ? "" : own));
+    }
+    return grounds.get(e);
+  };
+  const kinds = new Map();
+  for (const e of document.body.querySelectorAll("*")) {
+    const says = [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+    if (!says || e.closest("math")) continue;
+    const { color, fontSize, fontWeight } = getComputedStyle(e);
+    if (!e.checkVisibility({ visibilityProperty: true })) continue;
+    const kind = color + ground(e) + (parseFloat(fontSize) > 18) + (fontWeight > 600);
+    if (!kinds.has(kind)) kinds.set(kind, e);
+  }
+  kinds.forEach(e => e.setAttribute("data-checked", ""));
+  const found = await axe.run({ include: [["[data-checked]"]] },
+    { preload: false, resultTypes: ["violations"], runOnly: ["color-contrast"] });
+  kinds.forEach(e => e.removeAttribute("data-checked"));
+  return found.violations.flatMap(v => v.nodes.map(n => [v.id, n.html.slice(0, 200)]));
+}"""
+PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
 SIDEWAYS = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -79,7 +126,7 @@ def visit(browser, address):
             faults.append((tab.url.removeprefix(address), *fault))
 
         def asked(request):
-            if not request.url.startswith((address, "data:", "blob:")):
+            if not request.url.startswith((address, HTML.as_uri(), "data:", "blob:")):
                 note("asked another host", request.url)
 
         def failed(request):
@@ -101,33 +148,198 @@ def visit(browser, address):
     assert not faults
 
 
-def test_every_page(visit, address):
-    tab, wrong = visit(), []
-    for path in sorted(HTML.rglob("*.html")):
-        page = path.relative_to(HTML).as_posix()
-        if page.startswith("_static/") or page == "index.html":  # which only leads on
-            continue
+def pages() -> list[str]:
+    found = [path.relative_to(HTML).as_posix() for path in sorted(HTML.rglob("*.html"))]
+    return [
+        p for p in found if not p.startswith("_static/") and p not in ("index.html", "404.html")
+    ]
+
+
+def schemes(tab):
+    """Go through light and dark."""
+    for scheme in ("light", "dark"):
+        tab.emulate_media(color_scheme=scheme)
+        tab.locator(f"html[data-theme={scheme}]").wait_for(state="attached", timeout=5000)
+        yield scheme
+
+
+def test_every_page_wide(visit, address):
+    """Nothing goes wrong; formulas are set; WCAG 2.1 AA; under 1 MB at the first load."""
+    tab, wrong, table, received = visit(), [], [], []
+    tab.on("response", lambda r: received.append(r))
+    for page in pages():
+        received.clear()
         tab.goto(address + page)
+        sizes = [int(r.headers.get("content-length", 0)) for r in received]
+        table.append((page, sum(sizes), len(sizes), tab.evaluate(PAINT)))
         state = tab.evaluate(STATE)
         if state["typeset"] != state["formulas"] or state["errors"] or state["tex"]:
             wrong.append((page, state))
-        for scheme in ("light", "dark"):
-            tab.emulate_media(color_scheme=scheme)
-            tab.locator(f"html[data-theme={scheme}]").wait_for(state="attached", timeout=5000)
-            for size in (WIDE, NARROW):
-                tab.set_viewport_size(size)
-                if (pixels := tab.evaluate(SIDEWAYS)) > 0:
-                    wrong.append((page, scheme, size["width"], f"{pixels} px sideways"))
-        tab.set_viewport_size(WIDE)
+        if sum(sizes) >= 1_000_000:
+            wrong.append((page, f"{sum(sizes)} bytes"))
+        tab.evaluate(AXE)
+        tab.add_style_tag(content="* { transition: none !important; }")  # or colours are halfway
+        wrong += [(page, *fault) for fault in tab.evaluate(STRUCTURE, None)]
+        for scheme in schemes(tab):
+            wrong += [(page, scheme, *fault) for fault in tab.evaluate(COLOURS)]
+            if (pixels := tab.evaluate(SIDEWAYS)) > 0:
+                wrong.append((page, scheme, f"{pixels} px sideways"))
+    rows = ["page\tbytes at first load\trequests\tfirst paint (ms)"]
+    rows += ["\t".join(str(round(x) if isinstance(x, float) else x) for x in row) for row in table]
+    (HTML.parent / "pages.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_every_page_narrow(visit, address):
+    tab, wrong = visit(NARROW), []
+    for page in pages():
+        tab.goto(address + page)
+        tab.evaluate(AXE)
+        rules = ["scrollable-region-focusable", "button-name", "link-name", "aria-hidden-focus"]
+        wrong += [(page, *fault) for fault in tab.evaluate(STRUCTURE, rules)]
+        for scheme in schemes(tab):
+            if (pixels := tab.evaluate(SIDEWAYS)) > 0:
+                wrong.append((page, scheme, f"{pixels} px sideways"))
     assert not wrong
 
 
-def test_front_page(visit, address):
+def test_every_page_from_a_folder(visit):
+    """No server: no request fails, and nothing complains (the fixture looks)."""
+    tab = visit()
+    for page in pages():
+        tab.goto(f"{HTML.as_uri()}/{page}")
+
+
+def test_first_page(visit, address):
     tab = visit()
     tab.goto(address)
     tab.wait_for_url("**/book/intro.html")
-    tab.locator(".model-map").get_by_text("Cross-attention").click()
-    tab.wait_for_url("**/nbs/07_decoder.html")
+    tab.locator("svg.model-map").get_by_role("link", name="cross-attention").locator("rect").click()
+    tab.wait_for_url("**/nbs/07_decoder.html*")
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no scripts"])
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_map_tells_what_a_block_computes(visit, address, scripts, size):
+    """By pointer and by keyboard; and all that it says lies within the drawing."""
+    tab = visit(size, java_script_enabled=scripts)
+    tab.goto(address + "book/intro.html")
+    block = tab.locator("svg.model-map a").filter(has_text="Self-attention").first
+    note, hint = block.locator(".note"), tab.locator("svg.model-map .hint")
+    assert hint.is_visible() and not note.is_visible()
+    block.locator("rect").hover()
+    assert note.is_visible() and not hint.is_visible()
+    tab.mouse.move(0, 0)
+    block.focus()
+    assert note.is_visible() and "softmax" in note.text_content()
+    assert block.get_attribute("aria-label").startswith("Multi-head self-attention")
+    if scripts:
+        drawing = tab.locator("svg.model-map").bounding_box()
+        for box in tab.evaluate(
+            "() => [...document.querySelectorAll('svg.model-map text')]"
+            ".map(e => (({ left, right, top, bottom }) => [left, right, top, bottom])"
+            "(e.getBoundingClientRect()))"
+        ):
+            assert drawing["x"] <= box[0] and box[1] <= drawing["x"] + drawing["width"]
+        keyboard = tab.evaluate(
+            "() => [...document.querySelectorAll('svg.model-map a')].map(e => e.tabIndex)"
+        )
+        assert len(keyboard) >= 20 and set(keyboard) == {0}
+
+
+def test_small_map_leads_to_the_large_one(visit, address):
+    tab = visit()
+    tab.goto(address + "nbs/07_decoder.html")
+    here = tab.locator(".chapter-head a.here")
+    assert here.locator("rect.lit").count() >= 6 and "the decoder" in here.inner_text()
+    here.click()
+    tab.wait_for_url("**/book/intro.html#a-map-of-the-model")
+
+
+def test_term_shows_its_meaning(visit, address):
+    """On hover and focus, until Escape; a tap shows it, a second one follows."""
+    tab = visit()
+    tab.goto(address + "nbs/02_attention.html")
+    term, meaning = tab.locator("a.term").first, tab.locator("#meaning")
+    assert not meaning.is_visible()
+    term.hover()
+    meaning.wait_for(state="visible", timeout=5000)
+    assert meaning.inner_text() == term.get_attribute("data-meaning")
+    meaning.hover()
+    tab.wait_for_timeout(400)
+    assert meaning.is_visible(), "it must stay while the pointer is on it"
+    tab.mouse.move(0, 0)
+    meaning.wait_for(state="hidden", timeout=5000)
+    term.focus()
+    meaning.wait_for(state="visible", timeout=5000)
+    assert term.get_attribute("aria-describedby") == "meaning"
+    tab.keyboard.press("Escape")
+    assert not meaning.is_visible()
+
+    phone = visit(NARROW, has_touch=True, java_script_enabled=True)
+    phone.goto(address + "nbs/02_attention.html")
+    term, meaning = phone.locator("a.term").first, phone.locator("#meaning")
+    term.tap()
+    meaning.wait_for(state="visible", timeout=5000)
+    box = meaning.bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= NARROW["width"]
+    term.tap()
+    phone.wait_for_url("**/book/glossary.html#*")
+
+
+def test_without_scripts_a_page_is_whole(visit, address):
+    tab = visit(java_script_enabled=False)
+    tab.goto(address + "nbs/02_attention.html")
+    assert tab.locator(".formula math").first.is_visible()
+    assert tab.locator("figure img").first.is_visible()
+    tab.locator("a.term").first.click()
+    tab.wait_for_url("**/book/glossary.html#*")
+
+
+def test_printed_page_is_clean(visit, address):
+    tab = visit(scheme="dark")
+    tab.goto(address + "nbs/02_attention.html")
+    tab.emulate_media(media="print")
+    for gone in (".bd-sidebar-primary", ".bd-header-article", ".prev-next-footer", "div.solution"):
+        assert not tab.locator(gone).first.is_visible(), gone
+    assert tab.locator("div.exercise").first.is_visible()
+    tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert tab.locator("html[data-theme=light]").count() == 1
+    tab.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert tab.locator("html[data-theme=dark]").count() == 1
+
+
+def test_what_is_too_wide_says_so(visit, address):
+    """A wide formula or table scrolls inside itself, under a shadow at its edge."""
+    tab = visit(NARROW)
+    tab.goto(address + "nbs/13_translation.html")
+    table = tab.locator(".pst-scrollable-table-container").first
+    wide, seen = table.evaluate("e => [e.scrollWidth, e.clientWidth]")
+    assert wide > seen and "gradient" in table.evaluate("e => getComputedStyle(e).backgroundImage")
+
+
+SEARCHES = {  # what is looked for, and a page that must be among the first three
+    "beam_search": "book/api/decoding.html#transformer_lit.decoding.beam_search",
+    "KeyValueCache": "book/api/multi_head.html#transformer_lit.multi_head.KeyValueCache",
+    "A window": "nbs/02_attention.html#ex-window",
+    "d_k": "nbs/02_attention.html",
+    "teacher forcing": "book/glossary.html#term-teacher-forcing",
+}
+
+
+@pytest.mark.parametrize("place", ["server", "folder"])
+def test_search_finds(visit, address, place):
+    """Functions, classes, exercises, symbols and terms; also where there is no server."""
+    tab = visit()
+    start = address if place == "server" else f"{HTML.as_uri()}/"
+    for words, page in SEARCHES.items():
+        tab.goto(f"{start}search.html?q={quote(words)}")
+        tab.locator("#search-results ul.search li a").first.wait_for(timeout=10_000)
+        tab.locator(".search-summary").get_by_text("finished").wait_for(timeout=10_000)
+        links = tab.locator("#search-results ul.search > li > a").evaluate_all(
+            "all => all.slice(0, 3).map(a => a.getAttribute('href'))"
+        )
+        assert page in links, (words, links)
 
 
 def test_search(visit, address):

@@ -1,9 +1,12 @@
 """Masks in words and in pictures: they say what the mask says, and refuse what does not fit.
 
-And the curves of a training run, which show the numbers of its log.
+And the curves of a training run, which show the numbers of its log, and what a figure hands to the
+page that its readers can move.
 """
 
+import base64
 import csv
+import json
 import math
 import re
 
@@ -18,8 +21,10 @@ from support import padded_ids, random_mask, seeds, sizes
 from transformer_lit.attention import causal_mask, padding_mask
 from transformer_lit.decoder import decoder_mask
 from transformer_lit.figures import (
+    Movable,
     describe_mask,
     explore_mask,
+    movable,
     plot_log,
     plot_mask,
     plot_weights,
@@ -234,3 +239,51 @@ def test_the_style_can_draw_a_date():
     use_style()
     plt.title("2026年11月28日星期六")
     plt.gcf().canvas.draw()
+
+
+def test_a_movable_figure_is_handed_to_the_page():
+    """Its output has the picture and the values, rounded, as JSON; nothing is left open."""
+    values = {
+        "tensor": torch.tensor([[1 / 3, -2 / 3], [1e-9, 5.0]], dtype=torch.float64),
+        "mixed": [(0.123456789, None), {"a": True, 7: "é<b>"}, range(2)],
+        "whole": 10**15,
+    }
+    figure, _ = plt.subplots()
+    other = plt.figure()  # which is the current one
+    example = movable("name", values, figure, digits=3)
+    assert isinstance(example, Movable) and "name" in repr(example)
+    assert not plt.fignum_exists(figure.number), "it would be shown a second time"
+    assert plt.fignum_exists(other.number)
+    bundle = example._repr_mimebundle_()
+    picture, (kind, handed) = bundle.pop("image/png"), *bundle.items()
+    assert base64.b64decode(picture).startswith(b"\x89PNG")
+    assert kind.startswith("application/vnd.") and kind.endswith("+json")
+    assert json.loads(json.dumps(handed, allow_nan=False)) == {
+        "figure": "name",
+        "values": {
+            "tensor": [[0.333, -0.667], [0.0, 5.0]],
+            "mixed": [[0.123, None], {"a": True, "7": "é<b>"}, [0, 1]],
+            "whole": 10**15,
+        },
+    }
+
+
+def test_the_current_figure_is_the_still_one():
+    figure = plt.figure()
+    assert movable("name", {}).values == {} and not plt.fignum_exists(figure.number)
+
+
+@pytest.mark.parametrize(
+    "value, error, message",
+    [
+        (math.nan, ValueError, "nan"),
+        (torch.tensor([0.0, -math.inf]), ValueError, "-inf"),
+        ({"a": [object]}, TypeError, "class 'object'"),
+        (1j, TypeError, "1j"),
+    ],
+)
+def test_a_page_is_not_handed_what_it_cannot_read(value, error, message):
+    figure = plt.figure()
+    with pytest.raises(error, match=message):
+        movable("name", {"value": value}, figure)
+    assert plt.fignum_exists(figure.number), "nothing has happened"

@@ -9,15 +9,12 @@
   pyproject.toml.
 * In the reference, signatures show shapes in double quotes, as the code has them, and a bare
   name such as `Encoder` links to what it names, wherever in the package that stands.
-* MathJax is copied from the pip package sphinx-mathjax-offline (only what pages load).
 * Sphinx 7.4 emits inline scripts twice (``const`` twice is a JavaScript error).
 """
 
 import ast
-import importlib.util
 import json
 import re
-import shutil
 import tomllib
 from pathlib import Path
 
@@ -37,15 +34,6 @@ TAGS = {  # directive -> (tag when true or bare, tag when false)
     "export": ("export", None),
     "exports": ("export", None),
 }
-MATHJAX = [
-    "tex-chtml.js",
-    "output/chtml/fonts",
-    "input/tex/extensions",
-    "a11y",
-    "ui",
-    "sre/mathmaps/base.json",
-    "sre/mathmaps/en.json",
-]
 
 
 def rewrite(nb):
@@ -92,20 +80,6 @@ def dedupe_inline_scripts(app, pagename, templatename, context, doctree):
     context["script_files"] = keep
 
 
-def copy_mathjax(app, exc):
-    if exc or app.builder.format != "html":
-        return
-    spec = importlib.util.find_spec("sphinx-mathjax-offline")
-    src, dst = Path(spec.origin).parent / "static/mathjax", Path(app.outdir) / "_static/mathjax"
-    for name in MATHJAX:
-        to = dst / name
-        to.parent.mkdir(parents=True, exist_ok=True)
-        if (src / name).is_dir():
-            shutil.copytree(src / name, to, dirs_exist_ok=True)
-        else:
-            shutil.copy2(src / name, to)
-
-
 def shorten_signature(app, what, name, obj, options, signature, returns):
     """Write defaults that are objects by name; otherwise the signature could not be parsed."""
     if signature:
@@ -140,5 +114,4 @@ def setup(app):
     app.connect("doctree-read", polish_reference)
     app.connect("missing-reference", link_names)
     app.connect("html-page-context", dedupe_inline_scripts, priority=900)
-    app.connect("build-finished", copy_mathjax)
     return {"version": "0.1", "parallel_read_safe": True, "parallel_write_safe": True}

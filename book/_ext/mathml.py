@@ -1,0 +1,70 @@
+"""Formulas as MathML, set while the book is built: they need no script and no waiting.
+
+Temml (temml.min.js beside this file) turns TeX into MathML; it runs in V8, from the package
+mini-racer. The font comes with the book. What Temml cannot read is a warning, so that a build with
+``-W`` fails.
+"""
+
+from functools import cache
+from pathlib import Path
+
+from docutils import nodes
+from py_mini_racer import JSEvalException, MiniRacer
+from sphinx.locale import _
+from sphinx.util import logging
+from sphinx.util.math import get_node_equation_number
+
+SET = """(tex, display) =>
+  temml.renderToString(tex, { displayMode: display, throwOnError: true })"""
+
+
+@cache
+def engine() -> MiniRacer:
+    js = MiniRacer()
+    js.eval((Path(__file__).parent / "temml.min.js").read_text(encoding="utf-8"))
+    js.eval(f"var set = {SET}")
+    return js
+
+
+@cache
+def typeset(tex: str, display: bool) -> str:
+    """Return a formula as MathML."""
+    return engine().call("set", tex.strip(), display)
+
+
+def mathml(node, display: bool) -> str:
+    try:
+        return typeset(node.astext(), display)
+    except JSEvalException as error:
+        reason = str(error).splitlines()[0]
+        logging.getLogger(__name__).warning("%s", reason, location=node, type="mathml")
+        return f"<code>{node.astext()}</code>"
+
+
+def number_equations(app, doctree):
+    """Let each displayed formula have a number and an address, also those that have no label."""
+    for n, node in enumerate(doctree.findall(nodes.math_block), 1):
+        if not node["ids"]:
+            node["ids"] = [f"equation-{n}"]
+            node["number"] = n
+
+
+def visit_math(self, node):
+    self.body.append(f'<span class="math notranslate nohighlight">{mathml(node, False)}</span>')
+    raise nodes.SkipNode
+
+
+def visit_displaymath(self, node):
+    self.body.append(self.starttag(node, "div", CLASS="math notranslate nohighlight"))
+    if node["number"]:
+        self.body.append(f'<span class="eqno">({get_node_equation_number(self, node)})')
+        self.add_permalink_ref(node, _("Link to this equation"))
+        self.body.append("</span>")
+    self.body.append(f'<div class="formula">{mathml(node, True)}</div></div>\n')
+    raise nodes.SkipNode
+
+
+def setup(app):
+    app.add_html_math_renderer("mathml", (visit_math, None), (visit_displaymath, None))
+    app.connect("doctree-read", number_equations)
+    return {"version": "0.1", "parallel_read_safe": True, "parallel_write_safe": True}
