@@ -253,12 +253,15 @@ def test_faulty_weights_are_named(kind, tmp_path):
         ("bert", {"hidden_act": "tanh"}),
         ("bert", {"add_cross_attention": True}),
         ("bert", {"type_vocab_size": -1}),
+        ("bert", {"type_vocab_size": 10**19}),
+        ("bert", {"intermediate_size": None}),
         ("bert", {"num_hidden_layers": 0}),
         ("bert", {"num_hidden_layers": True}),
         ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
         ("llama", {"rope_scaling": {"rope_type": "linear"}}),
         ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}),
         ("llama", {"rope_scaling": {"rope_type": "linear", "factor": -1.0}}),
+        ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 10**400}}),
         ("llama", {"rope_scaling": "linear"}),
         ("llama", {"partial_rotary_factor": 0.5}),
         ("llama", {"num_key_value_heads": 2}),
@@ -291,9 +294,13 @@ def test_old_files_are_read(tmp_path):
     save_file(bare, tmp_path / "model.safetensors")
     ids = torch.randint(20, (2, 9), generator=generator(0))
     close(load_language_model(tmp_path)(ids), expected(ids))
+    square = torch.ones(1, 1, 9, 9)
     for name, wrong in (
         ("lm_head.weight", bare["lm_head.weight"] + 1),
-        ("h.1.attn.bias", torch.ones(1, 1, 9, 9)),
+        ("h.1.attn.bias", square),
+        ("h.1.attn.bias", square[0, 0, 0, 0]),
+        ("h.1.attn.bias", square[..., :5].tril()),
+        ("h.1.attn.bias", square.tril().repeat(2, 1, 1, 1)),
     ):
         save_file(bare | {name: wrong}, tmp_path / "model.safetensors")
         with pytest.raises(ValueError, match=name):
@@ -335,9 +342,30 @@ def test_no_program_of_a_file_is_run(tmp_path):
     assert not (tmp_path / "touched").exists()
 
 
+def test_a_file_that_promises_more_than_it_holds_is_refused(tmp_path):
+    """A pickle can say that one number stands everywhere in a table of any size."""
+    weights, values = files_of("gpt2", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    table = torch.ones(1, 1).expand(10**11, 12)
+    torch.save(weights | {"transformer.wte.weight": table}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps(values | {"vocab_size": 10**11}))
+    with pytest.raises(ValueError, match=r"transformer\.wte\.weight"):
+        load_language_model(tmp_path)
+
+
+def test_what_changes_nothing_is_passed_over(tmp_path):
+    weights, values = files_of("llama", tmp_path)
+    ids = torch.randint(20, (2, 9), generator=generator(0))
+    expected = load_language_model(tmp_path)(ids)
+    (tmp_path / "config.json").write_text(json.dumps(values | {"partial_rotary_factor": 1.0}))
+    close(load_language_model(tmp_path)(ids), expected)
+
+
 @pytest.mark.parametrize(
     ("kind", "config", "named"),
     [
+        ("bert", LanguageModelConfig.bert(20, n_types=0), "n_types"),
+        ("llama", LanguageModelConfig.llama(20, n_heads=5, d_k=4), "multiple of n_heads"),
         ("gpt2", LanguageModelConfig.llama(20), "positions"),
         ("gpt2", LanguageModelConfig.gpt2(20, n_kv_heads=4), "n_kv_heads"),
         ("gpt2", LanguageModelConfig.gpt2(20, d_k=4), "d_k"),
@@ -350,7 +378,8 @@ def test_no_program_of_a_file_is_run(tmp_path):
 )
 def test_what_they_are_not_is_refused_by_name(kind, config, named, tmp_path):
     """Nothing is written."""
-    small = dataclasses.replace(config, n_layers=1, d_model=24, d_ff=8, n_heads=12)
+    heads = min(config.n_heads, 12)
+    small = dataclasses.replace(config, n_layers=1, d_model=24, d_ff=8, n_heads=heads)
     with pytest.raises(ValueError, match=named):
         save_language_model(LanguageModel(small), tmp_path, kind)
     assert not list(tmp_path.iterdir())
@@ -414,6 +443,27 @@ def test_counts_saves_and_loads(tmp_path_factory, config, seed):
     (folder / "config.json").write_text(dataclasses.replace(config, n_layers=10**9).to_json())
     with pytest.raises(ValueError, match="n_layers is 1000000000"):
         LanguageModel.load(folder)
+    for name in ("vocab_size", "d_ff", "d_k", "n_types", "max_len"):
+        if name == "max_len" and config.positions == "rotary":
+            continue  # it limits nothing there
+        (folder / "config.json").write_text(
+            dataclasses.replace(config, **{name: 2 * 10**19}).to_json()
+        )
+        with pytest.raises(ValueError, match=f"{name} is 2"):
+            LanguageModel.load(folder)
+
+
+@settings(max_examples=5)
+@given(own_configs(positions="rotary"), seeds)
+def test_a_model_built_without_numbers_can_be_filled(config, seed):
+    """Its angles are no parameters, so they must be there from the beginning."""
+    model = randomise(LanguageModel(config), seed)
+    with torch.device("meta"):
+        empty = LanguageModel(config).eval()
+    filled = empty.to_empty(device="cpu")
+    filled.load_state_dict(model.state_dict())
+    ids = torch.randint(11, (2, 5), generator=generator(seed))
+    assert filled(ids).equal(model(ids))
 
 
 @given(own_configs(causal=True), seeds, st.integers(1, 8))
@@ -630,3 +680,8 @@ def test_settings_that_must_be_are_read():
         for name in family.must:
             with pytest.raises(ValueError, match=name):
                 published_config({"model_type": kind, name: "other"})
+    with pytest.raises(ValueError, match="rope_theta must be above 0, not 1000"):
+        published_config({"model_type": "llama", "rope_theta": 10**400})
+    scaled = {"rope_type": "linear", "factor": 10**30}  # more than 64 bits
+    config = published_config({"model_type": "llama", "rope_theta": 10**30, "rope_scaling": scaled})
+    assert config.frequencies().isfinite().all()

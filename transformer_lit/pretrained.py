@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SPECIAL_PIECES', 'LANGUAGE', 'SPACE', 'ACTIVATION_NAMES', 'MARIAN_DEFAULTS', 'MARIAN_FIXED', 'MARIAN_ALIASES',
-           'TOKENIZER_FILES', 'MarianTokenizer', 'extra', 'marian_config', 'read_json', 'read_weights', 'write_weights',
-           'halves', 'Place', 'fault', 'take', 'give', 'fill', 'marian_places', 'marian_others', 'fetch',
-           'load_marian_model', 'load_marian', 'load_marian_tokenizers', 'marian_values', 'save_marian', 'write_json',
-           'save_marian_tokenizers', 'OnnxEncoder', 'OnnxDecoder', 'save_onnx', 'quiet']
+           'Stored', 'TOKENIZER_FILES', 'MarianTokenizer', 'extra', 'marian_config', 'read_json', 'read_weights',
+           'write_weights', 'halves', 'Place', 'fault', 'take', 'give', 'fill', 'marian_places', 'marian_others',
+           'fetch', 'load_marian_model', 'load_marian', 'load_marian_tokenizers', 'marian_values', 'save_marian',
+           'write_json', 'save_marian_tokenizers', 'OnnxEncoder', 'OnnxDecoder', 'save_onnx', 'quiet']
 
 # %% ../nbs/15_pretrained.ipynb #7f0a5367
 import copy
@@ -284,6 +284,9 @@ def marian_config(values: Mapping[str, Any]) -> TransformerConfig:
     )
 
 # %% ../nbs/15_pretrained.ipynb #25de566f
+Stored = Tensor  # as a checkpoint holds it: of any shape, dense or not
+
+
 def read_json(path: str | Path) -> dict[str, Any]:
     """Read a file that holds a JSON object, such as ``config.json``.
 
@@ -306,7 +309,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     return values
 
 
-def read_weights(folder: str | Path) -> dict[str, Tensor]:
+def read_weights(folder: str | Path) -> dict[str, Stored]:
     """Read the weights of a published model: numbers and names, and no program.
 
     Parameters
@@ -387,7 +390,7 @@ def _pieces(index: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str,
 
 
 def write_weights(
-    folder: str | Path, config: Mapping[str, Any], weights: Mapping[str, Tensor]
+    folder: str | Path, config: Mapping[str, Any], weights: Mapping[str, Stored]
 ) -> None:
     """Write ``config.json`` and ``model.safetensors``, each whole or not at all.
 
@@ -456,7 +459,7 @@ class Place(NamedTuple):
         shapes = self.stacked()
         return self.shape or (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
+    def join(self, parts: Sequence[Stored]) -> Stored:
         """Make our parameter from their tensors."""
         whole = torch.cat([part.t() if self.transpose else part for part in parts])
         whole = whole.reshape(self.size())
@@ -464,7 +467,7 @@ class Place(NamedTuple):
             whole = whole.index_select(self.axis, self.order)
         return whole * self.scale
 
-    def split(self, whole: Tensor) -> dict[str, Tensor]:
+    def split(self, whole: Stored) -> dict[str, Stored]:
         """Make their tensors from our parameter: the reverse of `join`."""
         whole = whole / self.scale
         if self.order is not None:
@@ -476,7 +479,7 @@ class Place(NamedTuple):
         return {name: part.contiguous() for name, part in zip(self.theirs, turned, strict=True)}
 
 # %% ../nbs/15_pretrained.ipynb #039650dc
-def fault(tensor: Tensor, shape: tuple[int, ...]) -> str:
+def fault(tensor: Stored, shape: tuple[int, ...]) -> str:
     """Say what is wrong with a tensor that should have this shape; nothing, if nothing is."""
     if not tensor.is_floating_point() or not _dense(tensor):
         return f"holds {tensor.dtype}, and not plain floating-point numbers"
@@ -488,12 +491,12 @@ def fault(tensor: Tensor, shape: tuple[int, ...]) -> str:
 
 
 def take(
-    weights: Mapping[str, Tensor],
+    weights: Mapping[str, Stored],
     places: Iterable[Place],
     others: Mapping[str, str | Callable[[Tensor], bool]] | None = None,
     *,
     prefix: str = "",
-) -> dict[str, Tensor]:
+) -> dict[str, Stored]:
     """Find each of our parameters among the tensors of a checkpoint, and leave none of them over.
 
     Parameters
@@ -561,7 +564,7 @@ def take(
     return found
 
 
-def give(weights: Mapping[str, Tensor], places: Iterable[Place]) -> dict[str, Tensor]:
+def give(weights: Mapping[str, Stored], places: Iterable[Place]) -> dict[str, Stored]:
     """Return the tensors of a checkpoint for our parameters: the reverse of `take`.
 
     Parameters
@@ -590,7 +593,7 @@ def give(weights: Mapping[str, Tensor], places: Iterable[Place]) -> dict[str, Te
     return given
 
 
-def fill(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def fill(model: nn.Module, weights: Mapping[str, Stored]) -> None:
     """Put weights into a model, one for each of its parameters.
 
     Raises

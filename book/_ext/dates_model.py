@@ -2,11 +2,13 @@
 
 A page opened from a folder may not fetch files, but it may load a script. So the very files of
 ``transformer_lit/dates`` are written into one at every build, the weights in base64; the figure
-"translator" of chapter 13 asks for it when a reader does.
+"translator" of chapter 13 asks for it when a reader does.  With it comes the font that has the
+Chinese characters of the dates, for movable.css.
 """
 
 import base64
 import json
+import shutil
 from pathlib import Path
 
 import transformer_lit
@@ -25,9 +27,11 @@ def script():
 
 
 def write_model(app, exc):
-    if exc or app.builder.format != "html":
+    if exc or app.builder.name != "html":  # other formats have no scripts
         return
-    (Path(app.outdir) / "_static" / "dates-model.js").write_text(script(), encoding="utf-8")
+    static = Path(app.outdir) / "_static"
+    (static / "dates-model.js").write_text(script(), encoding="utf-8")
+    shutil.copy(FOLDER.with_suffix(".otf"), static / "fonts" / "dates.otf")
 
 
 def setup(app):

@@ -2256,7 +2256,7 @@ DESCENDANTS = [
     ),
     Mutant(
         "GPT-2's activation taken for the exact one",
-        "descendants",
+        "pretrained",
         '"gelu_new": "gelu_tanh"',
         '"gelu_new": "gelu"',
         "test_descendants.test_equals_transformers_in_both_directions",
@@ -2281,6 +2281,13 @@ DESCENDANTS = [
         "for name, only in family.must.items():",
         "for name, only in ():",
         "test_descendants.test_settings_that_must_be_are_read",
+    ),
+    Mutant(
+        "a table of any shape taken for the causal mask",
+        "descendants",
+        "tensor.shape == (1, 1, n, n) and ",
+        "tensor.dim() == 4 and ",
+        "test_descendants.test_old_files_are_read",
     ),
 ]
 
