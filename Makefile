@@ -48,7 +48,7 @@ nbval: env       ## run all notebooks and compare every output with the stored o
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist loadfile --nbval --nbval-current-env --nbval-sanitize-with nbs/sanitize.cfg nbs/[0-9]*.ipynb nbs/checks/[0-9]*.ipynb
 
 browser: env     ## open the built book in headless Chromium
-	@$(BIN)/python -m pytest -q -rs $(IN_BROWSER)
+	@$(BIN)/python -m pytest -q -rs -n 2 --dist worksteal $(IN_BROWSER)
 
 links: env       ## check that links to other sites are alive (needs the network)
 	@$(BIN)/jupyter-book build . --builder linkcheck

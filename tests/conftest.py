@@ -1,5 +1,7 @@
 """What all tests share: checked annotations, hypothesis's profile, one thread."""
 
+from pathlib import Path
+
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from jaxtyping import install_import_hook
@@ -19,3 +21,13 @@ settings.register_profile(
 settings.load_profile("course")
 
 torch.set_num_threads(1)  # the tensors are small, and the tests may run side by side
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Write what the browser's tests, in several processes perhaps, have recorded of the pages."""
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    rows = sorted(tuple(row) for r in reports for name, row in r.user_properties if name == "page")
+    if rows:
+        table = [("page", "bytes at first load", "requests", "first paint (ms)"), *rows]
+        text = "".join("\t".join(map(str, row)) + "\n" for row in table)
+        (Path(__file__).parent.parent / "_build/pages.tsv").write_text(text, encoding="utf-8")

@@ -10,6 +10,7 @@ from html import escape
 
 from docutils import nodes
 from sphinx import addnodes
+from sphinx.util.index_entries import split_index_msg
 
 PAGE = "book/glossary"
 # everyday words too: marked only where a chapter sets them in bold or italics
@@ -101,9 +102,26 @@ def depart(self, node):
     self.body.append("</a>")
 
 
+def search_entries(app):
+    """Tell the search where each term of the index stands.
+
+    Sphinx knows that only of the pages which this build wrote, so that after a small change the
+    search would not find the glossary's terms any more.
+    """
+    for docname, entries in app.env.domains["index"].entries.items():
+        app.builder.indexer._index_entries[docname] = sorted(
+            (word, target, main or "")
+            for kind, text, target, main, _key in entries
+            if kind == "single"
+            for word in split_index_msg(kind, text)
+        )
+    return []  # no further pages
+
+
 def setup(app):
     app.add_node(glossary_link, html=(visit, depart))
     app.connect("doctree-read", collect)
     app.connect("doctree-resolved", mark)
+    app.connect("html-collect-pages", search_entries)
     app.add_js_file("js/glossary.js", loading_method="defer")
     return {"version": "0.1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -137,6 +137,8 @@ def trim(css: str, words: set[str]) -> str:
     for head, inside in rules(css):
         if inside is None:
             kept.append(head)
+        elif head == "@font-face" and "fontawesome" in inside:
+            continue  # the icons are pictures (see ``icons``)
         elif head.startswith(("@media", "@supports", "@layer")):
             if inner := trim(inside, words):
                 kept.append(f"{head}{{{inner}}}")
