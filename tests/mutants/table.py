@@ -2016,8 +2016,8 @@ INSIDE = [
     Mutant(
         "a model in training mode looked into",
         "inside",
-        "check_evaluating(model)\n    if translations is None:",
-        "if translations is None:",
+        "check_evaluating(model)\n    fill, bos, eos = model",
+        "fill, bos, eos = model",
         "test_inside.test_a_model_in_training_mode_is_refused",
     ),
     Mutant(
