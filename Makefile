@@ -64,7 +64,7 @@ env: .venv/stamp
 	@command -v $(PYTHON) >/dev/null || { echo "make: no '$(PYTHON)' found; install Python 3.11 or newer, or say make PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $$($(PYTHON) --version) is too old; Python 3.11 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make: this Python lacks venv; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
-	@echo "Setting up .venv (a minute or two, 1.5 GB) ..."
+	@echo "Setting up .venv (a minute or two, 2 GB) ..."
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/pip install -q --disable-pip-version-check -c requirements.lock -e ".[dev]"
 	@touch $@

@@ -128,6 +128,8 @@ def kill_often(base: Path, kills: int) -> list[str]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    # a shell starts what runs in its background with SIGINT ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     what, path, *rest = sys.argv[1:]
     if what == "kill":
         print(json.dumps(kill_often(Path(path), int(rest[0]))))
