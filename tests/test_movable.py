@@ -425,7 +425,7 @@ def test_a_figure_that_fails_stays_still(browser, address):
     broken = "literate.figures.masks = () => { throw new Error('broken'); };"
     tab.route("**/figures/masks.js*", lambda route: route.fulfill(body=broken))
     tab.goto(f"{address}nbs/07_decoder.html")
-    assert tab.locator(".tag_movable figure img").is_visible()
+    tab.locator(".tag_movable figure img").wait_for(state="visible", timeout=5000)
     assert not tab.locator("div.movable").count()
     assert any("masks stays as it is" in text for text in said)
     context.close()
