@@ -24,10 +24,18 @@ torch.set_num_threads(1)  # the tensors are small, and the tests may run side by
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Write what the browser's tests, in several processes perhaps, have recorded of the pages."""
+    """Write what the browser's tests, in several processes perhaps, have recorded of the pages.
+
+    A run of some of them leaves the other pages' rows as they are.
+    """
     reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
-    rows = sorted(tuple(row) for r in reports for name, row in r.user_properties if name == "page")
-    if rows:
-        table = [("page", "bytes at first load", "requests", "first paint (ms)"), *rows]
-        text = "".join("\t".join(map(str, row)) + "\n" for row in table)
-        (Path(__file__).parent.parent / "_build/pages.tsv").write_text(text, encoding="utf-8")
+    fresh = [tuple(row) for r in reports for name, row in r.user_properties if name == "page"]
+    if fresh:
+        build = Path(__file__).parent.parent / "_build"
+        table = build / "pages.tsv"
+        lines = table.read_text(encoding="utf-8").splitlines()[1:] if table.is_file() else []
+        rows = {line.split("\t")[0]: line for line in lines}
+        rows |= {row[0]: "\t".join(map(str, row)) for row in fresh}
+        kept = [rows[page] for page in sorted(rows) if (build / "html" / page).is_file()]
+        head = "page\tbytes at first load\trequests\tfirst paint (ms)"
+        table.write_text("\n".join([head, *kept, ""]), encoding="utf-8")

@@ -208,6 +208,15 @@ def test_links_within_the_book_lead_somewhere():
 
 
 @built
+def test_every_font_comes_with_its_licence():
+    fonts = {path for kind in ("woff2", "woff", "otf", "ttf") for path in HTML.rglob(f"*.{kind}")}
+    folder = HTML / "_static/fonts"
+    licence = (folder / "OFL.txt").read_text(encoding="utf-8")
+    assert "SIL OPEN FONT LICENSE Version 1.1" in licence
+    assert len(fonts) >= 2 and all(f.parent == folder and f.name in licence for f in fonts), fonts
+
+
+@built
 def test_every_picture_is_described():
     for page in pages():
         assert not [img["src"] for img in soup(page).select("main img") if not img.get("alt")], page

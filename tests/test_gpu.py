@@ -267,10 +267,10 @@ class Cramped(Transformer):
     attempts = 0
     error = torch.OutOfMemoryError("no room")
 
-    def forward(self, src, tgt):
+    def forward(self, src, tgt, **options):
         """Fail where there is no room, after some of the work."""
         self.attempts += 1
-        logits = super().forward(src, tgt)
+        logits = super().forward(src, tgt, **options)
         if src.numel() + tgt.numel() > self.room:
             raise self.error
         return logits

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from oracles import ACTIVATIONS
 from support import close, dtypes, random_tensor, randomise, seeds, sizes
 
-from transformer_lit.layers import FeedForward, Residual, layer_norm
+from transformer_lit.layers import Dropout, FeedForward, Residual, layer_norm
 
 
 @given(seeds, dtypes, sizes, st.integers(1, 9), st.sampled_from([1e-5, 1e-2, 1.0]), st.booleans())
@@ -100,6 +100,41 @@ def test_residual_follows_its_formula(seed, dtype, t, d):
     close(post(x, torch.sin), post.norm(x + torch.sin(x)))
     close(pre(x, torch.sin), x + torch.sin(pre.norm(x)))
     close(post.norm(x), layer_norm(x, post.norm.weight, post.norm.bias))
+
+
+@given(seeds, dtypes, st.sampled_from([1e-4, 0.1, 0.3, 0.5, 0.9]))
+def test_dropout_drops_as_often_as_told(seed, dtype, p):
+    """Section 5.4: and what stays is made larger, so that the mean stays; the same backwards."""
+    torch.manual_seed(seed)
+    x = torch.full((333, 301), 2.0, dtype=dtype, requires_grad=True)
+    y = Dropout(p)(x)
+    y.sum().backward()
+    dropped = y == 0
+    spread = (p * (1 - p) / x.numel()) ** 0.5
+    assert abs(dropped.double().mean() - p) < 5 * spread + 2**-17
+    torch.testing.assert_close(y[~dropped], (x / (1 - p))[~dropped], atol=0, rtol=2e-4)
+    assert x.grad.equal((y / 2).detach())
+
+
+def test_dropout_decides_for_each_entry_alone():
+    """Not for neighbours together, though they share a random number; nor twice the same."""
+    torch.manual_seed(0)
+    dropped = (Dropout(0.5)(torch.ones(2, 40_000)) == 0).double()
+    for shift in range(1, 9):
+        assert abs(torch.corrcoef(torch.stack([dropped[0], dropped[0].roll(shift)]))[0, 1]) < 0.02
+    for quarter in dropped[0].view(4, -1), dropped[0].view(-1, 4).mT, dropped:
+        assert torch.corrcoef(quarter).fill_diagonal_(0).abs().max() < 0.03
+
+
+@given(seeds, sizes, sizes, st.sampled_from([0.0, 1e-6, 1 - 1e-6, 1.0]))
+def test_dropout_at_its_ends(seed, b, t, p):
+    """Nothing or everything; of any shape, empty ones included; and nothing in evaluation."""
+    x = random_tensor(seed, b, t) + 10
+    torch.testing.assert_close(Dropout(p)(x), x if p < 0.5 else torch.zeros_like(x))
+    assert Dropout(0.5)(x[:0]).shape == (0, t)
+    assert Dropout(0.5)(x[0, 0]).shape == ()
+    assert Dropout(0.5)(x.mT).shape == (t, b)
+    assert Dropout(0.5).eval()(x).equal(x)
 
 
 def test_residual_drops_out_what_the_sublayer_adds():

@@ -14,6 +14,7 @@ import time
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from support import close, dtypes, random_model, random_tensor, seeds, sizes
 from transformer_lit.data import PAD, Batch, TokenBatches, Tokenizer, date_pairs
 from transformer_lit.model import Transformer, TransformerConfig
 from transformer_lit.training import (
+    LOGITS_AT_ONCE,
     EarlyStopping,
     Engine,
     TensorBoard,
@@ -32,6 +34,7 @@ from transformer_lit.training import (
     fingerprint,
     learning_rate,
     smoothed_cross_entropy,
+    smoothed_linear_cross_entropy,
     token_accuracy,
 )
 
@@ -119,6 +122,54 @@ def test_loss_follows_its_formula(seed, dtype, b, t, v, smoothing):
     close(smoothed_cross_entropy(logits, gold), smoothed_cross_entropy(logits, gold, 0.0))
 
 
+pieces = st.tuples(sizes, st.integers(1, 90), st.integers(1, 9))
+
+
+@given(seeds, dtypes, pieces, st.booleans(), st.floats(0, 1))
+def test_loss_in_pieces_is_the_loss(seed, dtype, sizes, bias, smoothing):
+    """And so are its gradients, whatever stands for padding."""
+    b, t, v = sizes
+    output = torch.nn.Linear(6, v, bias=bias).to(dtype)
+    states = random_tensor(seed, b, t, 6, dtype=dtype).requires_grad_()
+    for pad in (PAD, -100):
+        gold = random_tensor(seed, b, t).mul(100).long() % v
+        gold[random_tensor(seed + 1, b, t) > 1] = pad
+        wanted = [states, *output.parameters()]
+        found, expected = [], []
+        with patch("transformer_lit.training.LOGITS_AT_ONCE", 40):
+            in_pieces = smoothed_linear_cross_entropy(states, output, gold, smoothing, pad)
+        at_once = smoothed_cross_entropy(output(states), gold, smoothing, pad)
+        for results, loss in (found, in_pieces), (expected, at_once):
+            loss = loss / gold.numel()  # what sums of many tokens round away
+            results += [loss.detach(), *torch.autograd.grad(loss, wanted)]
+        for one, other in zip(found, expected, strict=True):
+            close(one, other)
+
+
+def test_loss_in_pieces_is_whole_where_there_are_none(monkeypatch):
+    """In half precision, and compiled, it is the ordinary loss."""
+    monkeypatch.setattr("transformer_lit.training.LOGITS_AT_ONCE", 1)
+    output = torch.nn.Linear(6, 9)
+    states, gold = random_tensor(0, 2, 5, 6), torch.tensor([[1, 2, 3, 4, PAD]] * 2)
+    expected = smoothed_cross_entropy(output(states), gold, 0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = smoothed_linear_cross_entropy(states, output, gold, 0.1)
+        assert half.equal(smoothed_cross_entropy(output(states), gold, 0.1))
+    assert not half.equal(expected)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert smoothed_linear_cross_entropy(states, output, gold, 0.1).equal(expected)
+
+
+def test_loss_in_pieces_never_has_all_logits():
+    """No memory is taken that is larger than a piece."""
+    output, states = torch.nn.Linear(4, 4000), random_tensor(0, 4, 300, 4).requires_grad_()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        smoothed_linear_cross_entropy(states, output, torch.full((4, 300), 7), 0.1).backward()
+    events = profile.profiler.kineto_results.events()
+    sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
+    assert len(sizes) > 10 and max(sizes) <= 4 * LOGITS_AT_ONCE
+
+
 def test_loss_ignores_the_padding_id_that_it_is_told():
     """Another one than PAD."""
     logits, gold = random_tensor(0, 1, 3, 5), torch.tensor([[1, 4, 4]])
@@ -188,13 +239,21 @@ def test_the_trainer_goes_through_every_epoch():
 class Prescribed(Transformer):
     """A model that gives the true token, 1, the loss that stands in the source."""
 
-    def forward(self, src, tgt):
+    def __init__(self, config):
+        super().__init__(dataclasses.replace(config, d_model=config.vocab_size, n_heads=1))
+        self.output.weight.data = torch.eye(config.vocab_size)
+
+    def states(self, tgt, memory, memory_mask=None, cache=None):
         """Return logits that are 0 but for token 1."""
+        return memory.expand(tgt.shape + memory.shape[-1:])
+
+    def encode(self, src):
+        """Read the loss."""
         others = self.config.vocab_size - 1
         p = (-src[:, :1].double()).exp()
-        logits = torch.zeros(*tgt.shape, self.config.vocab_size, dtype=torch.float64)
+        logits = torch.zeros(len(src), 1, self.config.vocab_size)
         logits[:, :, 1] = (p * others / (1 - p)).log()
-        return (logits + 0 * self.output.weight.sum()).float()
+        return logits, None
 
 
 def test_accumulated_loss_is_averaged_over_all_tokens():
@@ -261,10 +320,10 @@ def test_an_update_is_that_of_adam():
 class Torn(Transformer):
     """A model with a finite loss and, when it is told so, a gradient that is not a number."""
 
-    def forward(self, src, tgt):
-        """Add the root of 0 to the logits: its slope is infinite."""
-        logits = super().forward(src, tgt)
-        return logits + (0 * self.output.weight[5, 0]).sqrt() if self.torn else logits
+    def states(self, *arguments):
+        """Add the root of 0 to all: its slope is infinite."""
+        states = super().states(*arguments)
+        return states + (0 * self.output.weight[5, 0]).sqrt() if self.torn else states
 
 
 @given(st.sampled_from(["loss", "gradient"]), st.booleans())

@@ -38,6 +38,7 @@ from transformer_lit.pretrained import (
     fetch,
     fill,
     give,
+    naming,
     read_json,
     read_weights,
     take,
@@ -1187,10 +1188,8 @@ def load_language_model(path_or_name: str | Path) -> LanguageModel:
     folder = fetch(path_or_name)
     path = folder / "config.json"
     values = read_json(path)
-    try:
+    with naming(f"{path} cannot be taken over"):
         config = published_config(values)
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be taken over: {error}") from error
     kind = values["model_type"]
     names = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in the oldest files
     weights = {
@@ -1198,12 +1197,9 @@ def load_language_model(path_or_name: str | Path) -> LanguageModel:
         for name, tensor in read_weights(folder).items()
     }
     _check_sizes(config, kind, weights, path)
-    try:
-        found = take(
-            weights, places(config, kind), others(config, kind), prefix=FAMILIES[kind].prefix
-        )
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
+    with naming(folder):
+        prefix = FAMILIES[kind].prefix
+        found = take(weights, places(config, kind), others(config, kind), prefix=prefix)
     if kind == "gpt2":
         _scale_queries(found, config, values)
     model = LanguageModel(config)

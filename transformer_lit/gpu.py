@@ -409,14 +409,14 @@ class Accelerator(Engine):
             mesh = init_device_mesh(self.device.type, (self.world_size,))
             # what is lent is cast before; autocast would keep a copy of it until the backward pass
             policy = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
-            for layer in (*model.encoder.layers, *model.decoder.layers, model):
+            for layer in (*model.encoder.layers, *model.decoder.layers, self.forward):
                 fully_shard(layer, mesh=mesh, mp_policy=policy)
         elif self.world_size > 1:
             # the buffers are tables of positions: equal where both are long enough
             parameters = inspect.signature(DistributedDataParallel).parameters
             new = "forward_sync_buffers"  # the name since PyTorch 2.13
             options: Any = {new if new in parameters else "broadcast_buffers": False}
-            self.forward = DistributedDataParallel(model, **options)
+            self.forward = DistributedDataParallel(self.forward, **options)
         self.shared = self.forward
         if self.compile:
             # what is compiled stands beside the model, whose weights keep their names

@@ -200,6 +200,7 @@ class Model(nn.Module):
 
     Config: ClassVar[Any]  # what reads the configuration of this kind
     config: Any
+    output: nn.Linear  # the last layer, which makes the logits
 
     @staticmethod
     def wrong_sizes(config: Any, shapes: Mapping[str, Sequence[int]]) -> list[str]:
@@ -344,6 +345,20 @@ class Transformer(Model):
         mask = self.mask(src)
         return self.encoder(self.src_embedding(src), mask), mask
 
+    def states(
+        self,
+        tgt: Int[Tensor, "r t"],
+        memory: Float[Tensor, "b s d"],
+        memory_mask: Mask | None = None,
+        cache: DecoderCache | None = None,
+    ) -> Float[Tensor, "r t d"]:
+        """Return the vectors that the output layer turns into logits; see `decode`."""
+        start = cache.length if cache else 0
+        # where a target opens with the padding token, hiding that would leave nothing to see
+        hidden = cache is None and self.config.bos != self.config.pad
+        mask = self.mask(tgt) if hidden else None
+        return self.decoder(self.tgt_embedding(tgt, start), memory, mask, memory_mask, cache)
+
     def decode(
         self,
         tgt: Int[Tensor, "r t"],
@@ -369,28 +384,27 @@ class Transformer(Model):
         Tensor
             Logits of shape ``(r, t, v)``.
         """
-        start = cache.length if cache else 0
-        # where a target opens with the padding token, hiding that would leave nothing to see
-        hidden = cache is None and self.config.bos != self.config.pad
-        mask = self.mask(tgt) if hidden else None
-        x = self.tgt_embedding(tgt, start)
-        return self.output(self.decoder(x, memory, mask, memory_mask, cache))
+        return self.output(self.states(tgt, memory, memory_mask, cache))
 
-    def forward(self, src: Int[Tensor, "b s"], tgt: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
+    def forward(
+        self, src: Int[Tensor, "b s"], tgt: Int[Tensor, "b t"], *, project: bool = True
+    ) -> Float[Tensor, "b t _"]:
         """Return, for each target position, the logits of the token after it.
 
         Parameters
         ----------
         src, tgt
             Ids of shape ``(b, s)`` and ``(b, t)``, filled up with the padding id.
+        project
+            If false, stop before the last layer, ``output``, which makes logits.
 
         Returns
         -------
         Tensor
-            Logits of shape ``(b, t, v)``.
+            Logits of shape ``(b, t, v)``; or what ``output`` reads, of shape ``(b, t, d)``.
         """
-        memory, memory_mask = self.encode(src)
-        return self.decode(tgt, memory, memory_mask)
+        states = self.states(tgt, *self.encode(src))
+        return self.output(states) if project else states
 
     def new_cache(self) -> DecoderCache:
         """Return an empty cache for `decode`."""

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SPECIAL_PIECES', 'LANGUAGE', 'SPACE', 'ACTIVATION_NAMES', 'MARIAN_DEFAULTS', 'MARIAN_FIXED', 'MARIAN_ALIASES',
-           'Stored', 'TOKENIZER_FILES', 'MarianTokenizer', 'extra', 'marian_config', 'read_json', 'read_weights',
-           'write_weights', 'halves', 'Place', 'fault', 'take', 'give', 'fill', 'marian_places', 'marian_others',
-           'fetch', 'load_marian_model', 'load_marian', 'load_marian_tokenizers', 'marian_values', 'save_marian',
-           'write_json', 'save_marian_tokenizers', 'OnnxEncoder', 'OnnxDecoder', 'save_onnx', 'quiet']
+           'Stored', 'TOKENIZER_FILES', 'MarianTokenizer', 'extra', 'marian_config', 'naming', 'read_json',
+           'read_weights', 'write_weights', 'halves', 'Place', 'fault', 'take', 'give', 'fill', 'marian_places',
+           'marian_others', 'fetch', 'load_marian_model', 'load_marian', 'load_marian_tokenizers', 'marian_values',
+           'save_marian', 'write_json', 'save_marian_tokenizers', 'OnnxEncoder', 'OnnxDecoder', 'save_onnx', 'quiet']
 
 # %% ../nbs/15_pretrained.ipynb #7f0a5367
 import copy
@@ -285,6 +285,15 @@ def marian_config(values: Mapping[str, Any]) -> TransformerConfig:
 
 # %% ../nbs/15_pretrained.ipynb #25de566f
 Stored = Tensor  # as a checkpoint holds it: of any shape, dense or not
+
+
+@contextmanager
+def naming(what: object) -> Iterator[None]:
+    """Let an error say first what it is about."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
@@ -771,19 +780,15 @@ def load_marian_model(path_or_name: str | Path) -> Transformer:
     folder = fetch(path_or_name)
     path = folder / "config.json"
     values = read_json(path)
-    try:
+    with naming(f"{path} cannot be taken over"):
         config = marian_config(values)
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be taken over: {error}") from error
     weights = read_weights(folder)
     if not any(config.d_model in weight.shape for weight in weights.values() if weight.numel()):
         raise ValueError(f"{path}: d_model is {config.d_model}, and no tensor is as wide")
     places = marian_places(config, scaled=values.get("scale_embedding", False))
     shared = values.get("share_encoder_decoder_embeddings", True)
-    try:
+    with naming(folder):
         found = take(weights, places, marian_others(config, shared=shared), prefix="model.")
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
     model = Transformer(config)
     fill(model, found)
     return model.eval()

@@ -300,12 +300,22 @@ class Seq2Seq(Model):
         Tensor
             Logits of shape ``(r, t, v)``.
         """
+        return self.output(self.states(tgt, memory, memory_mask, cache))
+
+    def states(
+        self,
+        tgt: Int[Tensor, "r t"],
+        memory: Float[Tensor, "b m twice_d"],
+        memory_mask: Bool[Tensor, "b 1 m"],
+        cache: RecurrentCache | None = None,
+    ) -> Float[Tensor, "r t thrice_d"]:
+        """Return the vectors that the output layer turns into logits; see `decode`."""
         return self._write(tgt, memory, memory_mask, cache or self.new_cache())[0]
 
     def _write(
         self, tgt: Tensor, memory: Tensor, mask: Tensor, cache: RecurrentCache
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the logits ``(r, t, v)``, and weights ``(b, r / b, m)`` for each step."""
+        """Return vectors ``(r, t, 3 d)`` for `output`, and weights ``(b, r / b, m)`` by step."""
         b, each = len(memory), len(tgt) // max(1, len(memory))  # sources, and targets of each
         if not cache.tensors:
             back = memory[:, 0, self.config.d_model :]  # has read the whole sentence, backwards
@@ -325,22 +335,27 @@ class Seq2Seq(Model):
             state, cell = self.decoder(torch.cat([token, context], dim=-1), (state, cell))
             outputs.append(torch.cat([state, context], dim=-1))
         cache.tensors = state, cell, *key
-        return self.output(self.dropout(torch.stack(outputs, dim=1))), looks
+        return self.dropout(torch.stack(outputs, dim=1)), looks
 
-    def forward(self, src: Int[Tensor, "b s"], tgt: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
+    def forward(
+        self, src: Int[Tensor, "b s"], tgt: Int[Tensor, "b t"], *, project: bool = True
+    ) -> Float[Tensor, "b t _"]:
         """Return, for each target position, the logits of the token after it.
 
         Parameters
         ----------
         src, tgt
             Ids of shape ``(b, s)`` and ``(b, t)``, filled up at the end with the padding id.
+        project
+            If false, stop before the last layer, ``output``, which makes logits.
 
         Returns
         -------
         Tensor
-            Logits of shape ``(b, t, v)``.
+            Logits of shape ``(b, t, v)``; or what ``output`` reads, of shape ``(b, t, 3 d)``.
         """
-        return self.decode(tgt, *self.encode(src))
+        states = self.states(tgt, *self.encode(src))
+        return self.output(states) if project else states
 
     def align(self, src: Int[Tensor, "b s"], tgt: Int[Tensor, "b t"]) -> Float[Tensor, "b t s"]:
         """Return how much each source token was looked at, to predict the token after each target.

@@ -1,9 +1,9 @@
 """Bring the date model to the page: its files as one script, ``_static/dates-model.js``.
 
 A page opened from a folder may not fetch files, but it may load a script. So the very files of
-``transformer_lit/dates`` are written into one at every build, the weights in base64; the figure
-"translator" of chapter 13 asks for it when a reader does.  With it comes the font that has the
-Chinese characters of the dates, for movable.css.
+``transformer_lit/dates`` are written into one at every build, the weights in base64; the figures
+"walk" of chapter 8 and "translator" of chapter 13 ask for it when a reader does.  With it comes the
+font that has the Chinese characters of the dates, for movable.css.
 """
 
 import base64

@@ -5,6 +5,7 @@ mini-racer. The font comes with the book. What Temml cannot read is a warning, s
 ``-W`` fails.
 """
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from sphinx.locale import _
 from sphinx.util import logging
 from sphinx.util.math import get_node_equation_number
 
+TAG = re.compile(r"<annotation.*?</annotation>|<[^>]*>", re.S)
+LONG = 24  # characters of a formula within a line that may be wider than a phone
 SET = """(tex, display) =>
   temml.renderToString(tex, { displayMode: display, throwOnError: true })"""
 
@@ -50,7 +53,9 @@ def number_equations(app, doctree):
 
 
 def visit_math(self, node):
-    self.body.append(f'<span class="math notranslate nohighlight">{mathml(node, False)}</span>')
+    formula = mathml(node, False)
+    long = " long" if len(TAG.sub("", formula)) > LONG else ""
+    self.body.append(f'<span class="math{long} notranslate nohighlight">{formula}</span>')
     raise nodes.SkipNode
 
 

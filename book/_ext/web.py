@@ -5,10 +5,12 @@
 * A page's description is its first paragraph.
 * The theme brings 1.9 MB of icons and styles. A page gets the icons that the book uses, and of the
   styles those rules whose classes occur in it.
+* Scripts choose between light and dark. Without them the reader's system does (``automatic``).
 * Pictures are loaded when they come near the screen; each says its size, so that nothing jumps.
 """
 
 import re
+import shutil
 import struct
 import tomllib
 from pathlib import Path
@@ -20,6 +22,10 @@ from sphinx.locale import get_translation
 _ = get_translation("literate")
 # in code: spans for what has the colour of the text anyway, a third of a chapter's bytes
 PLAIN = re.compile(r'<span class="[npw]">([^<]*)</span>')
+# a formula in a line, and what touches it: a full stop must not begin the next line
+TOUCHED = re.compile(r'([^\s<>]*)(<span class="math [^"]*"><math.*?</math></span>)([^\s<>]*)', re.S)
+CODE = re.compile(r'<code class="([^"]*)">(.*?)</code>', re.S)
+SHORT = 20  # characters of code within a line that stay together
 # roles of bibliographies that WAI-ARIA has given up
 CITED = re.compile(r' role="(?:doc-biblioentry|list)"(?=[^>]*>)')
 WORD = re.compile(r"[A-Za-z_][\w-]*")
@@ -47,9 +53,11 @@ def describe(app, pagename, templatename, context, doctree):
     context["baseurl"] = app.config.html_baseurl
     context["card"] = f"{app.config.html_baseurl}_static/card.png"
     if context.get("body"):
-        body = lazy_pictures(context["body"], Path(app.outdir) / "_images")
+        sources = {name: Path(app.srcdir) / path for path, name in app.builder.images.items()}
+        body = lazy_pictures(context["body"], sources)
         body = re.sub(r"<pre>.*?</pre>", lambda match: PLAIN.sub(r"\1", match[0]), body, flags=re.S)
-        body = CITED.sub("", body)
+        body = TOUCHED.sub(together, CITED.sub("", body))
+        body = CODE.sub(unbroken, body)
         context["body"] = re.sub(
             r'<dt class="sig .*?</dt>', lambda match: lines(match[0]), body, flags=re.S
         )
@@ -57,6 +65,15 @@ def describe(app, pagename, templatename, context, doctree):
         context["generate_toctree_html"] = lambda *args, **options: named(
             contents(*args, **options)
         )
+
+
+def unbroken(match) -> str:
+    short = " nowrap" if len(re.sub("<[^>]*>", "", match[2])) <= SHORT else ""
+    return f'<code class="{match[1]}{short}">{match[2]}</code>'
+
+
+def together(match) -> str:
+    return f'<span class="nowrap">{match[0]}</span>' if match[1] or match[3] else match[0]
 
 
 def lines(signature: str) -> str:
@@ -70,11 +87,16 @@ def named(contents) -> str:
     return str(contents).replace("<summary>", f'<summary aria-label="{name}">')
 
 
-def lazy_pictures(body: str, folder: Path) -> str:
+def lazy_pictures(body: str, sources: dict[str, Path]) -> str:
+    """Load pictures as the reader nears them, and keep their place free before they come.
+
+    ``sources`` says where each picture lies now: Sphinx copies them after the last page.
+    """
+
     def sized(match):
-        path = folder / match[2]
+        path = sources.get(match[2])
         size = ""
-        if path.suffix == ".png" and path.is_file() and "width" not in match[0]:
+        if path and path.suffix == ".png" and " width=" not in match[0]:
             with path.open("rb") as file:
                 width, height = struct.unpack(">II", file.read(24)[16:])
             size = f' width="{width}" height="{height}"'
@@ -154,9 +176,34 @@ def trim(css: str, words: set[str]) -> str:
     return "".join(kept)
 
 
+THEME = re.compile(r"""\[data-theme=["']?(light|dark)["']?\]""")
+
+
+def themed(css: str, theme: str) -> str:
+    """Return the rules for one theme, as rules for a page whose theme is still "auto"."""
+    kept = []
+    for head, inside in rules(css):
+        if inside and head.startswith(("@media", "@supports")):
+            if inner := themed(inside, theme):
+                kept.append(f"{head}{{{inner}}}")
+        elif inside and not head.startswith("@"):
+            selectors = re.split(r",(?![^(]*\))", head)
+            if mine := [s for s in selectors if theme in THEME.findall(s)]:
+                kept.append(f"{THEME.sub('[data-theme=auto]', ','.join(mine))}{{{inside}}}")
+    return "".join(kept)
+
+
+def automatic(sheets: list[str]) -> str:
+    """Return the style sheet of readers without scripts, whose system says which theme it is."""
+    dark, light = ("".join(themed(css, theme) for css in sheets) for theme in ("dark", "light"))
+    when = "(prefers-color-scheme: dark)"
+    return f"@media {when}{{{dark}}}\n@media not {when}{{{light}}}\n"
+
+
 def lighten(app):
     """Write the icons, and trim the style sheets that the theme and the extensions brought."""
     out = Path(app.outdir)
+    shutil.rmtree(out / "_static/vendor/fontawesome", ignore_errors=True)  # no page asks for it
     own = out / "_static/css"
     texts = [page.read_text(encoding="utf-8") for page in out.rglob("*.html")]
     names = {name for text in texts for name in re.findall(r'[\s"]fa-([a-z-]+)(?=[\s"])', text)}
@@ -169,8 +216,12 @@ def lighten(app):
         if code != script:
             words |= set(WORD.findall(code.read_text(encoding="utf-8")))
     for sheet in (out / "_static").rglob("*.css"):
-        if sheet.parent != own and "fontawesome" not in sheet.parts:
+        if sheet.parent != own:
             sheet.write_text(trim(sheet.read_text(encoding="utf-8"), words), encoding="utf-8")
+    linked = re.findall(r'<link[^>]* href="[./]*(_static/[^"?]+\.css)', "".join(texts))
+    sheets = [out / name for name in dict.fromkeys(linked) if not name.endswith("auto.css")]
+    css = automatic([sheet.read_text(encoding="utf-8") for sheet in sheets])
+    (own / "auto.css").write_text(css, encoding="utf-8")
 
 
 def finish(app, error):
@@ -182,5 +233,5 @@ def finish(app, error):
 def setup(app):
     app.connect("config-inited", address)
     app.connect("html-page-context", describe, priority=800)
-    app.connect("build-finished", finish)
+    app.connect("build-finished", finish, priority=900)  # when the theme has written its colours
     return {"version": "0.1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -7,6 +7,9 @@
 //   nothing has to be hidden from it, and there is no causal mask.
 // * It translates and never learns: no dropout, no gradients.
 //
+// A part keeps in `last` what its last call has computed on the way, for whoever wants to look
+// inside; `trace` gathers it.
+//
 // A vector is a Float32Array. A sequence of t vectors of width d, shape (t, d), is an array of
 // them. Letters of the shapes: t queries or target tokens, s keys or source tokens, d width of the
 // model, h heads, k = d / h width of a head, f inner width of the feed-forward network, v tokens of
@@ -107,8 +110,12 @@
 
     /** The first of the ids stands at position `start`. */
     forward(ids, start = 0) {
-      const token = (id) => this.vector(id).map((number) => number * Math.sqrt(this.d));
-      return ids.map((id, i) => add(token(id), sinusoidalPosition(start + i, this.d)));
+      return ids.map((id, i) => add(this.token(id), sinusoidalPosition(start + i, this.d)));
+    }
+
+    /** √d · E[id], before its position is added. */
+    token(id) {
+      return this.vector(id).map((number) => number * Math.sqrt(this.d));
     }
   }
 
@@ -116,11 +123,12 @@
 
   /**
    * softmax(Q Kᵀ / √k) V, equation 1 of the paper.
-   * (t, k), (s, k), (s, k) -> the output (t, k), and the weights (t, s)
+   * (t, k), (s, k), (s, k) -> the output (t, k), and on the way scores and weights (t, s)
    */
   function attention(query, key, value) {
     const scale = Math.sqrt(query[0].length);
-    const weights = query.map((q) => softmax(key.map((k) => dot(q, k) / scale)));
+    const scores = query.map((q) => key.map((k) => dot(q, k) / scale));
+    const weights = scores.map((row) => softmax(row));
     const output = weights.map((row) => {
       const sum = new Float32Array(value[0].length);
       row.forEach((weight, j) => {
@@ -128,7 +136,7 @@
       });
       return sum;
     });
-    return { output, weights };
+    return { scores, weights, output };
   }
 
   /** Cut each vector into h pieces, and bring the heads before the positions.  (t, d) -> (h, t, k) */
@@ -168,7 +176,6 @@
       this.nHeads = nHeads;
       this.inProj = new Linear(tensors, `${name}.in_proj`);
       this.outProj = new Linear(tensors, `${name}.out_proj`);
-      this.weights = null; // of the last call, (h, t, s)
     }
 
     /**
@@ -182,8 +189,9 @@
         cache.append(this.project(source, 1), this.project(source, 2));
       }
       const heads = query.map((q, h) => attention(q, cache.key[h], cache.value[h]));
-      this.weights = heads.map((head) => head.weights);
-      return mergeHeads(heads.map((head) => head.output)).map((y) => this.outProj.forward(y));
+      const joined = mergeHeads(heads.map((head) => head.output));
+      this.last = { query, key: cache.key, value: cache.value, heads, joined };
+      return joined.map((row) => this.outProj.forward(row));
     }
 
     /** Multiply by W_Q, W_K or W_V, which are parts 0, 1 and 2 of `in_proj`.  (t, d) -> (h, t, k) */
@@ -196,7 +204,7 @@
 
   // ---------------------------------------------------------------- Around attention (chapter 5)
 
-  /** FFN(x) = W₂ max(0, W₁ x + b₁) + b₂, equation 2 of the paper.  (d,) -> (f,) -> (d,) */
+  /** FFN(x) = W₂ max(0, W₁ x + b₁) + b₂, equation 2 of the paper.  (t, d) -> (t, f) -> (t, d) */
   class FeedForward {
     constructor(tensors, name) {
       this.linear1 = new Linear(tensors, `${name}.linear1`);
@@ -204,7 +212,10 @@
     }
 
     forward(x) {
-      return this.linear2.forward(this.linear1.forward(x).map((number) => Math.max(0, number)));
+      const wide = x.map((row) => this.linear1.forward(row));
+      const inner = wide.map((row) => row.map((number) => Math.max(0, number)));
+      this.last = { wide, inner };
+      return inner.map((row) => this.linear2.forward(row));
     }
   }
 
@@ -224,7 +235,11 @@
     }
 
     forward(x, sublayer) {
-      return sublayer(x).map((y, i) => layerNorm(add(x[i], y), this.weight, this.bias));
+      const y = sublayer(x);
+      const sum = x.map((row, i) => add(row, y[i]));
+      const output = sum.map((row) => layerNorm(row, this.weight, this.bias));
+      this.last = { x, y, sum, output };
+      return output;
     }
   }
 
@@ -241,7 +256,7 @@
 
     forward(x) {
       x = this.residual1.forward(x, (y) => this.selfAttention.forward(y));
-      return this.residual2.forward(x, (y) => y.map((row) => this.feedForward.forward(row)));
+      return this.residual2.forward(x, (y) => this.feedForward.forward(y));
     }
   }
 
@@ -260,8 +275,14 @@
     forward(x, memory, cache) {
       x = this.residual1.forward(x, (y) => this.selfAttention.forward(y, null, cache.self));
       x = this.residual2.forward(x, (y) => this.crossAttention.forward(y, memory, cache.cross));
-      return this.residual3.forward(x, (y) => y.map((row) => this.feedForward.forward(row)));
+      return this.residual3.forward(x, (y) => this.feedForward.forward(y));
     }
+  }
+
+  /** Return what each layer of a stack computed at its last call: the `last` of its parts, by name. */
+  function trace(layers) {
+    const looked = (layer) => Object.entries(layer).map(([name, part]) => [name, part.last]);
+    return layers.map((layer) => Object.fromEntries(looked(layer)));
   }
 
   // ---------------------------------------------------------------- The whole (chapter 8)
@@ -312,9 +333,29 @@
 
   // ---------------------------------------------------------------- Decoding (chapter 12)
 
-  /** Return the probability of each next token. PAD and BOS never come next.  (v,) -> (v,) */
-  function nextProbabilities(logits) {
-    return softmax(logits.map((logit, id) => (id === PAD || id === BOS ? -Infinity : logit)));
+  /** Return the ids of the k largest entries, the largest first; of equal ones, the lower id. */
+  function largest(x, k) {
+    return [...x.keys()].sort((a, b) => x[b] - x[a] || a - b).slice(0, k);
+  }
+
+  /**
+   * Return the probability of each next token. PAD and BOS never come next.  (v,) -> (v,)
+   * The logits are divided by the temperature, and all but the k largest are cut off.
+   */
+  function nextProbabilities(logits, temperature = 1, k = logits.length) {
+    const allowed = logits.map((logit, id) => (id === PAD || id === BOS ? -Infinity : logit));
+    if (k < logits.length) {
+      const kept = new Set(largest(allowed, k));
+      allowed.forEach((_, id) => kept.has(id) || (allowed[id] = -Infinity));
+    }
+    return softmax(allowed.map((logit) => logit / temperature));
+  }
+
+  /** Lay the probabilities end to end, from 0 to 1, and return the token that u falls on. */
+  function draw(probabilities, u) {
+    let end = 0;
+    const ends = Array.from(probabilities, (p) => (end += p));
+    return ends.findIndex((x) => x > u * end); // `end` is 1, but for rounding
   }
 
   /** Return the token of the highest probability, the first of several.  (v,) -> an id */
@@ -338,7 +379,8 @@
       const logits = model.decode(token, memory, cache);
       const probabilities = nextProbabilities(logits);
       token = choose(probabilities, length);
-      const cross = model.decoder.map((layer) => layer.crossAttention.weights.map(([row]) => row));
+      const cross = trace(model.decoder).map(({ crossAttention }) =>
+        crossAttention.heads.map(({ weights: [row] }) => row));
       yield { token, logits, probabilities, cross };
     }
   }
@@ -375,5 +417,8 @@
     }
   }
 
-  Object.assign(literate, { readSafetensors, Transformer, greedySearch, Translator });
+  Object.assign(literate, {
+    readSafetensors, sinusoidalPosition, Transformer, trace, largest, nextProbabilities, draw,
+    greedySearch, Translator,
+  });
 }

@@ -202,6 +202,50 @@ literate.softmax = (scores) => {
 // Recorded weights are whole numbers, thousandths, and a row of them one text: short in the page.
 literate.fractions = (row) => row.split(" ").map((thousandths) => thousandths / 1000);
 
+// --- What comes only when a reader asks for it -----------------------------------------------------
+
+// All of it are scripts, since a page opened from a folder may not fetch anything else.
+{
+  const HERE = document.currentScript.src;
+  const fetchScript = (file) =>
+    new Promise((done, failed) => {
+      const src = new URL(file, HERE);
+      const onerror = () => failed(new Error(`${src} did not come`));
+      const script = literate.html("script", { src, onload: done, onerror });
+      script.async = false; // scripts run in their order
+      document.head.append(script);
+    });
+
+  literate.fetchScripts = (...files) => Promise.all(files.map(fetchScript));
+
+  // The date model, for the figures that let it run.
+  let fetched = null;
+  literate.MODEL_SIZE = "1.9 MB";
+  literate.fetchTranslator = () => {
+    fetched ??= literate
+      .fetchScripts("tokenizer.js", "model.js", "../dates-model.js")
+      .then(() => literate.Translator.dates());
+    fetched.catch(() => (fetched = null)); // so that one can try again
+    return fetched;
+  };
+
+  // Resolve to the translator and the ids that it reads for a text, or to a refusal in words.
+  literate.readText = async (text, longest) => {
+    const length = [...text].length;
+    if (length > longest) {
+      const long = `This is ${length.toLocaleString("en")} characters long`;
+      return { refusal: `${long}, and the figure takes ${longest}. A date has about 20.` };
+    }
+    const translator = await literate.fetchTranslator();
+    if (!literate.normalForm(text)) return { refusal: "Nothing to translate." };
+    return { translator, src: translator.source(text) };
+  };
+}
+
+literate.percent = (p) => (p < 0.0005 ? "< 0.1 %" : `${literate.number(100 * p, 1)} %`);
+
+literate.pause = (milliseconds = 0) => new Promise((done) => setTimeout(done, milliseconds));
+
 // --- Bringing the page's figures to life ---------------------------------------------------------
 
 document.addEventListener("DOMContentLoaded", () => {

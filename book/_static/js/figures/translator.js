@@ -9,39 +9,20 @@
 "use strict";
 
 {
-  const HERE = document.currentScript.src;
-  const FILES = ["../tokenizer.js", "../model.js", "../../dates-model.js"];
   const TOP = 5;
   const PACE = 350; // milliseconds for a token, when one watches
   const WATCH = "Watch it write";
 
-  const fetchScript = (file) =>
-    new Promise((done, failed) => {
-      const src = new URL(file, HERE);
-      const onerror = () => failed(new Error(`${src} did not come`));
-      const script = literate.html("script", { src, onload: done, onerror });
-      script.async = false; // scripts run in their order
-      document.head.append(script);
-    });
-
-  let fetched = null;
-  const fetchTranslator = () => {
-    fetched ??= Promise.all(FILES.map(fetchScript)).then(() => literate.Translator.dates());
-    fetched.catch(() => (fetched = null)); // so that one can try again
-    return fetched;
-  };
-
-  const likeliest = (probabilities) =>
-    [...probabilities.keys()].sort((a, b) => probabilities[b] - probabilities[a]).slice(0, TOP);
+  const { percent, pause } = literate;
 
   // Write a translation, one step after the other, as the figure shows them. `ranks` are the
   // reader's choices: for the first tokens, which of the likeliest is written. Then it is the first.
   const writeSteps = function* ({ model, tokenizer }, src, ranks) {
     const rankOf = (t) => ranks[t] ?? 0;
-    const choose = (probabilities, t) => likeliest(probabilities)[rankOf(t)];
+    const choose = (probabilities, t) => literate.largest(probabilities, TOP)[rankOf(t)];
     let t = 0;
     for (const { probabilities, cross } of literate.greedySearch(model, src, choose)) {
-      const ids = likeliest(probabilities);
+      const ids = literate.largest(probabilities, TOP);
       const top = tokenizer.pieces(ids).map((name, i) => [name, probabilities[ids[i]]]);
       const rank = rankOf(t++);
       yield { token: top[rank][0], top, rank, cross };
@@ -61,10 +42,6 @@
     const [layer, number] = head.split(".").map(Number);
     return readRow(cross[layer - 1][number - 1]);
   };
-
-  const percent = (p) => (p < 0.0005 ? "< 0.1 %" : `${literate.number(100 * p, 1)} %`);
-
-  const pause = (milliseconds = 0) => new Promise((done) => setTimeout(done, milliseconds));
 
   literate.figures.translator = (element, { longest, examples }) => {
     const [{ cross }] = examples[0].steps;
@@ -191,17 +168,11 @@
     const translate = async (ranks = []) => {
       const wish = begin();
       const text = input.value;
-      const length = [...text].length;
-      if (length > longest) {
-        const long = `This is ${length.toLocaleString("en")} characters long`;
-        return onlySay(`${long}, and the figure takes ${longest}. A date has about 20.`);
-      }
-      if (!literate.datesModel) onlySay("The model is being fetched, 1.9 MB.");
+      if (!literate.datesModel) onlySay(`The model is being fetched, ${literate.MODEL_SIZE}.`);
       try {
-        const translator = await fetchTranslator();
+        const { refusal, translator, src } = await literate.readText(text, longest);
         if (wish !== latest) return;
-        if (!literate.normalForm(text)) return onlySay("Nothing to translate.");
-        const src = translator.source(text);
+        if (refusal) return onlySay(refusal);
         const translation = { text, source: translator.tokenizer.pieces(src), steps: [] };
         let busy = 0;
         let begun = performance.now();
@@ -232,7 +203,7 @@
       return `${time}${choices}. The model gives the whole a probability of ${percent(whole)}.${cut}`;
     };
 
-    input.element.addEventListener("focusin", () => fetchTranslator().catch(() => {}));
+    input.element.addEventListener("focusin", () => literate.fetchTranslator().catch(() => {}));
     element.append(
       literate.html("div", { class: "controls" }, input.element, watch),
       literate.html("div", { class: "examples" }, literate.html("span", {}, "Recorded: "),
