@@ -90,7 +90,7 @@ COLOURS = """async (met) => {
     if (!e.checkVisibility({ visibilityProperty: true })) continue;
     const ink = e.ownerSVGElement ? fill : color;
     const a = e.closest("a"); // within text it must also differ from it
-    const link = a && says(a.parentElement) && getComputedStyle(a).textDecorationLine;
+    const link = a && says(a.parentElement) && [e === a, getComputedStyle(a).textDecorationLine];
     const kind = [ink, ground(e), parseFloat(fontSize) > 18, fontWeight > 600, link].join();
     if (!kinds.has(kind)) kinds.set(kind, link ? a : e);
   }
@@ -141,7 +141,7 @@ CUT = """() => [...document.querySelectorAll("main :is(p, li, td, figure, h1, h2
     return true;
   }).map(e => e.outerHTML.slice(0, 200))"""
 # Pictures whose place is not kept free before they come, or that are drawn out of shape.
-PICTURES = r"""() => [...document.querySelectorAll("article img[src*='_images/'][src$='.png']")].filter(e => {
+PICTURES = r"""() => [...document.querySelectorAll("article img[src*='_images/']")].filter(e => {
   const { paddingLeft, paddingTop } = getComputedStyle(e);
   const width = e.clientWidth - 2 * parseFloat(paddingLeft);
   const height = e.clientHeight - 2 * parseFloat(paddingTop);
