@@ -28,6 +28,7 @@ from transformer_lit.figures import (
     plot_log,
     plot_mask,
     plot_weights,
+    thousandths,
     use_style,
 )
 
@@ -239,6 +240,13 @@ def test_the_style_can_draw_a_date():
     use_style()
     plt.title("2026年11月28日星期六")
     plt.gcf().canvas.draw()
+
+
+def test_weights_in_thousandths():
+    """A row is one text; what is around it stays."""
+    assert thousandths(torch.tensor([0.25, 0.7496, 0.0004])) == "250 750 0"
+    assert thousandths(torch.eye(2).expand(2, 1, 2, 2)) == [[["1000 0", "0 1000"]]] * 2
+    assert thousandths(torch.zeros(0)) == ""
 
 
 def test_a_movable_figure_is_handed_to_the_page():
