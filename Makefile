@@ -2,9 +2,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 PORT ?= 8000
 IN_BROWSER := tests/test_browser.py tests/test_movable.py tests/test_translator_page.py
+CHECKED := nbs tests tools book benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help env book pdf epub test run sync serve lint types unit nbval browser links clean
+.PHONY: help env book pdf epub test run sync serve lint types unit nbval browser bench links clean
 
 help:            ## show this list
 	@echo "make VERB, where VERB is one of:"
@@ -35,8 +36,8 @@ serve: book      ## build the book and serve it on http://127.0.0.1:8000 (PORT=.
 
 lint: env        ## notebooks and package in step, ruff
 	@$(BIN)/python tools/nbs.py check
-	@$(BIN)/ruff check nbs tests tools book
-	@$(BIN)/ruff format --check -q nbs tests tools book || { echo "run: .venv/bin/ruff format nbs tests tools book"; exit 1; }
+	@$(BIN)/ruff check $(CHECKED)
+	@$(BIN)/ruff format --check -q $(CHECKED) || { echo "run: .venv/bin/ruff format $(CHECKED)"; exit 1; }
 
 types: env       ## mypy on the package
 	@$(BIN)/mypy transformer_lit
@@ -49,6 +50,15 @@ nbval: env       ## run all notebooks and compare every output with the stored o
 
 browser: env     ## open the built book in headless Chromium
 	@$(BIN)/python -m pytest -q -rs -n 2 --dist worksteal $(IN_BROWSER)
+
+bench: .venv/bench ## measure the package beside its peers (half an hour; nothing else may run)
+	@env -u OMP_NUM_THREADS -u OMP_WAIT_POLICY $(BIN)/python -m benchmarks $(WORKS)
+
+.venv/bench: .venv/stamp
+	@$(BIN)/pip install -q --disable-pip-version-check -c requirements.lock -e ".[dev,bench]"
+	@# labml-nn asks for much that is not used here, and works with this labml only
+	@$(BIN)/pip install -q --disable-pip-version-check --no-deps labml-nn==0.5.1 labml==0.4.168
+	@touch $@
 
 links: env       ## check that links to other sites are alive (needs the network)
 	@$(BIN)/jupyter-book build . --builder linkcheck

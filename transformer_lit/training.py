@@ -129,8 +129,9 @@ def smoothed_linear_cross_entropy(
         A single number, in nats.
     """
     tokens = max(1, LOGITS_AT_ONCE // output.out_features)  # in a piece
-    # elsewhere the pieces are not tried, in half precision and compiled they do not exist
+    # on other devices untried; not there in half precision, compiled, and in an older PyTorch
     whole = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
+    whole = whole or not hasattr(F, "linear_cross_entropy")
     if states.device.type != "cpu" or whole or gold.numel() <= tokens:
         return smoothed_cross_entropy(output(states), gold, smoothing, pad)
     counts = gold != pad
