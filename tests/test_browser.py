@@ -432,6 +432,9 @@ def test_printed_page_is_clean(visit, address):
     assert tab.locator("div.exercise").first.is_visible() and tab.locator("h1").last.is_visible()
     tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     assert tab.locator("html[data-theme=light]").count() == 1
+    tab.wait_for_function(
+        "() => [...document.querySelectorAll('article img')].every(e => e.naturalWidth)"
+    )
     tab.evaluate("window.dispatchEvent(new Event('afterprint'))")
     assert tab.locator("html[data-theme=dark]").count() == 1
 
@@ -443,6 +446,33 @@ def test_what_is_too_wide_says_so(visit, address):
     table = tab.locator(".pst-scrollable-table-container").first
     wide, seen = table.evaluate("e => [e.scrollWidth, e.clientWidth]")
     assert wide > seen and "gradient" in table.evaluate("e => getComputedStyle(e).backgroundImage")
+
+
+def test_reference_on_a_phone(visit, address):
+    """A module's name breaks after its full stop; each link to the source lies in its box."""
+    tab = visit(NARROW)
+    tab.goto(address + "book/api/attention.html")
+    name = tab.locator("article h1").last
+    broken, whole = name.evaluate("""e => {
+      const words = [...e.childNodes].filter(n => n.data).map(text => {
+        const range = document.createRange();
+        range.selectNodeContents(text);
+        return range.getClientRects().length;
+      });
+      return [words.length, Math.max(...words)];
+    }""")
+    assert (broken, whole) == (2, 1)
+    outside = """() => [...document.querySelectorAll("dt.sig .viewcode-link")].filter(e =>
+      e.getBoundingClientRect().bottom > e.closest("dt").getBoundingClientRect().bottom)
+      .map(e => e.closest("dt").id)"""
+    assert tab.locator("dt.sig .viewcode-link").count() and not tab.evaluate(outside)
+    assert tab.get_by_text('alias of Shaped[Tensor, "..."]').is_visible()
+
+
+def test_titles_of_works_are_not_marked(visit, address):
+    tab = visit()
+    tab.goto(address + "book/bibliography.html")
+    assert tab.locator("div.citation").count() and not tab.locator("a.term").count()
 
 
 SEARCHES = {  # what is looked for, and a page that must be among the first three

@@ -431,6 +431,27 @@ def test_a_figure_that_fails_stays_still(browser, address):
     context.close()
 
 
+def test_a_reader_who_comes_back(visit, address):
+    """No control keeps a value that the figure, which is drawn anew, does not show."""
+    tab = visit()
+    values = (
+        """figure => [...figure.querySelectorAll("input, select")].map(e => e.value + e.checked)"""
+    )
+    for name in ("soft-lookup", "masks", "heads"):
+        page = f"{address}nbs/{PAGES[name]}.html"
+        tab.goto(page)
+        figure = tab.locator(f".movable.{name}")
+        begun = figure.evaluate(values)
+        for control in figure.locator("input[type=range], select, .tokens label").all()[:6]:
+            control.press("ArrowDown")
+        for field in figure.locator("input[type=text]").all():
+            field.fill("other words")
+        assert figure.evaluate(values) != begun
+        tab.goto(f"{address}404.html")
+        tab.go_back()
+        assert tab.url == page and figure.evaluate(values) == begun, name
+
+
 def test_only_pages_with_such_figures_load_their_scripts():
     for path in HTML.glob("*/*.html"):
         text = path.read_text(encoding="utf-8")

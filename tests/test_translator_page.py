@@ -31,6 +31,7 @@ ODD = [
     "\ufeff28 November", "\x1c28 Nov\x1f", "a\u0085b  \u0085 c",
 ]
 # fmt: on
+SILENCING = "٢٨ نوفمبر ٢٠٢٦"  # to this the model answers with the end alone
 
 
 @cache
@@ -268,6 +269,12 @@ def test_odd_inputs_are_answered(page):
     wait_for(page, "tokens in")
     written = "".join(shown_tokens(page)).removesuffix("<eos>")
     assert written == translator().translate(["x" * 100])[0]
+    field(page).fill("28\x07 Nov")  # what leaves no mark is shown by a picture of it
+    wait_for(page, "tokens in")
+    assert "\N{SYMBOL FOR BELL}" in page.locator(".translator .looks").inner_text()
+    assert translator().translate([SILENCING]) == [""]
+    field(page).fill(SILENCING)
+    wait_for(page, "Nothing: 1 token in")
 
 
 def test_watch_it_write(page):
@@ -857,6 +864,9 @@ def test_walk_before_and_without_the_model(browser):
     button.click()
     tab.locator(".walk .report", has_text="did not come").wait_for()
     assert picture.is_visible()
+    tab.emulate_media(media="print")
+    assert picture.is_visible() and not tab.locator(".walk").is_visible()
+    tab.emulate_media(media="screen")
     tab.unroute("**/dates-model.js")
     load_walk(tab)  # it can be tried again
     assert not picture.is_visible()

@@ -13,6 +13,7 @@ from sphinx import addnodes
 from sphinx.util.index_entries import split_index_msg
 
 PAGE = "book/glossary"
+UNMARKED = (PAGE, "book/bibliography", "book/api")  # a title of a work is not prose of ours
 # everyday words too: marked only where a chapter sets them in bold or italics
 EVERYDAY = {"head", "key", "memory", "probe", "value"}
 CLOSED = (nodes.reference, nodes.literal, nodes.math, nodes.raw, nodes.title, nodes.footnote)
@@ -51,12 +52,7 @@ def singular(word, terms):
 def mark(app, doctree, docname):
     """Link the first occurrence of each term in the paragraphs of a page."""
     terms = dict(getattr(app.env, "book_terms", {}))
-    if (
-        app.builder.format != "html"
-        or docname == PAGE
-        or docname.startswith("book/api")
-        or not terms
-    ):
+    if app.builder.format != "html" or docname.startswith(UNMARKED) or not terms:
         return
     home = app.builder.get_relative_uri(docname, PAGE)
     finder = pattern(sorted(terms, key=len, reverse=True))

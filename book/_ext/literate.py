@@ -90,6 +90,10 @@ def shorten_signature(app, what, name, obj, options, signature, returns):
 
 def polish_reference(app, doctree):
     """Write ``Float[Tensor, "b t d"]`` as the code has it; drop the base class that all have."""
+    for node in doctree.findall(addnodes.pending_xref):
+        target = node.get("reftarget", "")
+        if target.startswith("jaxtyping."):  # Sphinx has cut it at a full stop within its shape
+            node[0].children = [nodes.Text(target.removeprefix("jaxtyping.").replace("'", '"'))]
     for node in doctree.findall(addnodes.desc_sig_literal_string):
         text = ast.literal_eval(node.astext())
         node.children = [nodes.Text(json.dumps(text, ensure_ascii=False))]

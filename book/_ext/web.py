@@ -25,6 +25,7 @@ PLAIN = re.compile(r'<span class="[npw]">([^<]*)</span>')
 # a formula in a line, and what touches it: a full stop must not begin the next line
 TOUCHED = re.compile(r'([^\s<>]*)(<span class="math [^"]*"><math.*?</math></span>)([^\s<>]*)', re.S)
 CODE = re.compile(r'<code class="([^"]*)">(.*?)</code>', re.S)
+MODULE = re.compile(r"<h1>[\w.]+(?=<)")  # a heading that is the name of a module
 SHORT = 20  # characters of code within a line that stay together
 # roles of bibliographies that WAI-ARIA has given up
 CITED = re.compile(r' role="(?:doc-biblioentry|list)"(?=[^>]*>)')
@@ -58,6 +59,7 @@ def describe(app, pagename, templatename, context, doctree):
         body = re.sub(r"<pre>.*?</pre>", lambda match: PLAIN.sub(r"\1", match[0]), body, flags=re.S)
         body = TOUCHED.sub(together, CITED.sub("", body))
         body = CODE.sub(unbroken, body)
+        body = MODULE.sub(lambda match: match[0].replace(".", ".<wbr>"), body)
         context["body"] = re.sub(
             r'<dt class="sig .*?</dt>', lambda match: lines(match[0]), body, flags=re.S
         )

@@ -38,6 +38,10 @@ literate.number = (x, digits = 2) => {
   return x < 0 && Number(text) ? `\u2212${text}` : text;
 };
 
+// Control characters, which leave no mark, by their pictures: \u2400 for the first of them.
+literate.visible = (text) =>
+  text.replace(/[\0-\x1f\x7f]/g, (c) => (c === "\x7f" ? "\u2421" : String.fromCharCode(0x2400 + c.charCodeAt())));
+
 // --- Controls: native ones, so that keyboard, touch and screen readers know them -----------------
 
 // Each is { element, value, set(value) }; `change` is called when the reader changes the value,
@@ -46,6 +50,7 @@ literate.number = (x, digits = 2) => {
   let controls = 0;
   const labelled = (label, input, ...rest) => {
     input.id = `control-${++controls}`;
+    input.autocomplete = "off"; // or a reader who comes back finds the old value beside a new drawing
     return literate.html("div", { class: "control" }, literate.html("label", { for: input.id }, label), input, ...rest);
   };
 
@@ -92,7 +97,7 @@ literate.number = (x, digits = 2) => {
     return plain(label, input);
   };
   literate.textInput = ({ label, value, change }) =>
-    plain(label, literate.html("input", { type: "text", value, dir: "auto", autocomplete: "off", spellcheck: "false", oninput: () => change() }));
+    plain(label, literate.html("input", { type: "text", value, dir: "auto", spellcheck: "false", oninput: () => change() }));
 }
 
 literate.button = (label, change) => literate.html("button", { type: "button", onclick: () => change() }, label);
@@ -108,7 +113,7 @@ literate.button = (label, change) => literate.html("button", { type: "button", o
     const row = literate.html("div", { class: "tokens", ...attributes });
     const inputs = () => [...row.querySelectorAll("input")];
     const choice = (i) => {
-      const input = literate.html("input", { type: "radio", name, onchange: () => change() });
+      const input = literate.html("input", { type: "radio", name, autocomplete: "off", onchange: () => change() });
       const listeners = { onpointerenter: () => look(i), onpointerleave: () => look(control.value) };
       return literate.html("label", listeners, input, literate.html("span", {}));
     };

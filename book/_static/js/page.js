@@ -1,5 +1,6 @@
-// Paper is white: a page in dark colours is printed in light ones.
+// Paper is white: a page in dark colours is printed in light ones, and with all its pictures.
 addEventListener("beforeprint", () => {
+  document.querySelectorAll("img[loading=lazy]").forEach((image) => (image.loading = "eager"));
   const { theme } = document.documentElement.dataset;
   document.documentElement.dataset.theme = "light";
   addEventListener("afterprint", () => (document.documentElement.dataset.theme = theme), { once: true });

@@ -23,7 +23,7 @@
     let t = 0;
     for (const { probabilities, cross } of literate.greedySearch(model, src, choose)) {
       const ids = literate.largest(probabilities, TOP);
-      const top = tokenizer.pieces(ids).map((name, i) => [name, probabilities[ids[i]]]);
+      const top = tokenizer.pieces(ids).map((name, i) => [literate.visible(name), probabilities[ids[i]]]);
       const rank = rankOf(t++);
       yield { token: top[rank][0], top, rank, cross };
     }
@@ -173,7 +173,7 @@
         const { refusal, translator, src } = await literate.readText(text, longest);
         if (wish !== latest) return;
         if (refusal) return onlySay(refusal);
-        const translation = { text, source: translator.tokenizer.pieces(src), steps: [] };
+        const translation = { text, source: translator.tokenizer.pieces(src).map(literate.visible), steps: [] };
         let busy = 0;
         let begun = performance.now();
         const chosen = Math.max(0, ranks.length - 1);
@@ -197,7 +197,8 @@
       const whole = steps.reduce((product, step) => product * probabilityOf(step), 1);
       const cut = steps.at(-1).token === "<eos>" ? "" : " It came to no end, and was cut.";
       const written = steps.map(({ token }) => token).filter((token) => token !== "<eos>").join("");
-      const time = `${written}: ${steps.length} tokens in ${literate.number(milliseconds, 0)} ms`;
+      const count = steps.length === 1 ? "1 token" : `${steps.length} tokens`;
+      const time = `${written || "Nothing"}: ${count} in ${literate.number(milliseconds, 0)} ms`;
       const yours = steps.filter(({ rank }) => rank).length;
       const choices = yours ? `, ${yours} of them your choice` : "";
       return `${time}${choices}. The model gives the whole a probability of ${percent(whole)}.${cut}`;

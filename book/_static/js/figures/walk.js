@@ -37,7 +37,7 @@
     const { travel, look, readout, say, quoted, drawing, table, share, forbidden, steps, groups, onwards } = literate.walk;
     const { model, tokenizer } = translator;
     const { n_layers: N, n_heads: H } = model.config;
-    const piece = (id) => tokenizer.pieces([id])[0];
+    const piece = (id) => literate.visible(tokenizer.pieces([id])[0]);
     const choice = { step: 0, i, t, n: 0, h: 0 };
     let way; // what the model has computed
     let latest = 0; // number of the reader's last wish; what an earlier one has begun ends unseen
@@ -67,7 +67,7 @@
       const { group, name, block } = each;
       if (!headings[group]) list.append((headings[group] = html("p", { class: "heading" })));
       const radio = html("input", {
-        type: "radio", name: "walk-step", "aria-label": `${step + 1}: ${titleOf(each)}`, onchange: () => go({ step }),
+        type: "radio", name: "walk-step", autocomplete: "off", "aria-label": `${step + 1}: ${titleOf(each)}`, onchange: () => go({ step }),
       });
       const result = html("span", { class: "result", "aria-hidden": "true" });
       const badge = html("span", { class: `badge-of-step ${block}`, "aria-hidden": "true" }, String(step + 1));

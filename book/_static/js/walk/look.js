@@ -17,12 +17,12 @@ literate.walk = {};
   // then it is always the likeliest. Yields the way after each token.
   const travel = function* ({ model, tokenizer }, src, given = []) {
     const choose = (probabilities, t) => given[t] ?? literate.largest(probabilities, 1)[0];
-    const way = { model, src, tgt: [], steps: [], source: tokenizer.pieces(src), target: [] };
+    const way = { model, src, tgt: [], steps: [], source: tokenizer.pieces(src).map(literate.visible), target: [] };
     let read = literate.BOS;
     for (const { token, logits } of literate.greedySearch(model, src, choose)) {
       way.encoder ??= literate.trace(model.encoder);
       way.tgt.push(read);
-      way.target.push(...tokenizer.pieces([read]));
+      way.target.push(...tokenizer.pieces([read]).map(literate.visible));
       way.steps.push({ next: token, logits, layers: literate.trace(model.decoder) });
       read = token;
       yield way;
