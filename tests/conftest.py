@@ -1,5 +1,6 @@
 """What all tests share: checked annotations, hypothesis's profile, one thread."""
 
+import sys
 from pathlib import Path
 
 import torch
@@ -9,6 +10,10 @@ from jaxtyping import install_import_hook
 # From here on each call of the package is checked against its annotations, so that one that lies
 # fails. It must come before the package is imported.
 install_import_hook("transformer_lit", "annotations.check")
+
+# test_mutants imports the package and its tests anew for each of 500 tests. Where the environment
+# forbids to keep what was compiled, as containers do, that would take longer than the tests.
+sys.dont_write_bytecode = False
 
 settings.register_profile(
     "course",
