@@ -99,7 +99,7 @@ def token_accuracy(
     return right.sum().item() / max(1, real.sum().item())
 
 # %% ../nbs/10_training.ipynb #16ddfef2
-LOGITS_AT_ONCE = 2**21  # 8 MB, which the caches of a processor hold
+LOGITS_AT_ONCE = 2**21  # 8 MB, about what a processor's caches hold
 
 
 def smoothed_linear_cross_entropy(
@@ -112,7 +112,7 @@ def smoothed_linear_cross_entropy(
     """Return ``smoothed_cross_entropy(output(states), gold, smoothing, pad)`` piece by piece.
 
     On a CPU, in the precision of the weights, no more than ``LOGITS_AT_ONCE`` are in memory. The
-    gradient is computed with them, for one backward pass. Padding costs nothing.
+    gradient is computed with them, for one backward pass. In pieces, padding costs nothing.
 
     Parameters
     ----------
