@@ -135,6 +135,13 @@ def test_nothing_is_loaded_from_elsewhere():
 
 
 @built
+def test_no_page_has_a_script_for_tabs_without_tabs():
+    for page in pages():
+        here = soup(page)
+        assert here.select(".sd-tab-set") or not here.select("script[src*=design-tabs]"), page
+
+
+@built
 def test_each_page_says_what_it_is():
     """Its address, a description of its own, a picture; the sitemap has all pages."""
     home = "https://transformer-lit.github.io/transformer-lit/"
@@ -160,11 +167,11 @@ def test_each_page_says_what_it_is():
 
 @built
 def test_each_equation_figure_and_exercise_has_a_number_and_a_link():
-    for notebook in NOTEBOOKS:
-        main = soup(page_of(notebook)).main
+    for page in (HTML / "book/intro.html", *map(page_of, NOTEBOOKS)):
+        main = soup(page).main
         for kind, number in (
             ("div.math", ".eqno"),
-            ("figure:has(img)", "figcaption .caption-number"),
+            ("figure:has(img, svg)", "figcaption .caption-number"),
             ("div.exercise", ".admonition-title .caption-number"),
         ):
             for part in main.select(kind):

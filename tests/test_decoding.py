@@ -1,5 +1,6 @@
 """Decoding: cached equals naive, each sentence for itself, a wide beam finds the best, shares."""
 
+import copy
 import dataclasses
 import inspect
 import math
@@ -20,8 +21,10 @@ from transformer_lit.decoding import (
     beam_search,
     check_decoding,
     greedy_search,
+    in_eight_bits,
     keep_top_k,
     keep_top_p,
+    lay_out_by_columns,
     length_penalty,
     log_probabilities,
     sample,
@@ -191,12 +194,101 @@ def test_log_probabilities(seed, vocab, dtype):
     torch.testing.assert_close(log_p[:, 2:], wide - wide.logsumexp(dim=1, keepdim=True))
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_log_probabilities_refuse_nan(bad):
-    logits = torch.zeros(2, 5)
-    logits[1, 3] = bad
-    with pytest.raises(FloatingPointError, match="NaN"):
-        log_probabilities(logits)
+def test_log_probabilities_refuse_nan():
+    """Wherever it stands in a row."""
+    for bad, place in product((math.nan, math.inf), (2, 17, 39)):
+        logits = torch.zeros(2, 40)
+        logits[1, place] = bad
+        with pytest.raises(FloatingPointError, match="NaN"):
+            log_probabilities(logits)
+
+
+def laid_out(model):
+    """Return a copy whose matrices lie by columns."""
+    model = copy.deepcopy(model)
+    lay_out_by_columns(model)
+    return model
+
+
+def by_columns(model) -> list[bool]:
+    """Tell of each linear layer whether its matrix lies by columns."""
+    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    return [layer.weight.stride() == (1, layer.out_features) for layer in layers]
+
+
+@given(seed=st.integers(0, 10_000), tie=st.sampled_from(["all", "output", "none"]))
+@few
+def test_columns_change_nothing_but_the_order(seed, tie):
+    """Weights, ties and tokens stay; twice, in a copy, and in another type."""
+    model, src = build(seed, 7, tie=tie), pad(sources(7, 3, seed))
+    columns = laid_out(model)
+    own = dict(model.named_parameters())
+    for other in (columns, laid_out(columns), copy.deepcopy(columns).float()):
+        assert all(by_columns(other)) and not any(by_columns(model))
+        named = dict(other.named_parameters())
+        assert named.keys() == own.keys()  # what is tied is named once
+        for name, weight in named.items():
+            assert weight.requires_grad and weight.equal(own[name].to(weight.dtype))
+    for search in (greedy_search, lambda *x: beam_search(*x)[0]):
+        pairs = zip(search(columns, src), search(model, src), strict=True)
+        assert all(a.ids == b.ids and math.isclose(a.score, b.score) for a, b in pairs)
+
+
+def test_columns_are_saved_and_loaded(tmp_path):
+    """As rows are; and weights can be loaded from one order into the other."""
+    model = build(0, 7).float()
+    columns = laid_out(model)
+    for name, one in (("rows", model), ("columns", columns)):
+        one.save(tmp_path / name)
+    files = [tmp_path / name / "model.safetensors" for name in ("rows", "columns")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    other = laid_out(build(2, 7).float())
+    other.load_state_dict(model.state_dict())
+    assert all(by_columns(other)) and other.output.weight.equal(model.output.weight)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_training_goes_on_from_columns(fused):
+    """With the weights that it would have by rows."""
+    model = build(0, 7)
+    src, tgt = pad(sources(7, 4, 1)), torch.tensor([[BOS, 3, 4, 5]] * 4)
+    both = model, laid_out(model)
+    for one in both:
+        optimizer = torch.optim.Adam(one.parameters(), lr=0.01, fused=fused)
+        for _ in range(5):
+            optimizer.zero_grad()
+            smoothed_cross_entropy(one(src, tgt), tgt).backward()
+            optimizer.step()
+    for a, b in zip(*(one.parameters() for one in both), strict=True):
+        torch.testing.assert_close(a, b)
+    assert all(by_columns(both[1]))
+
+
+def test_eight_bits(tmp_path):
+    """Nearly the logits of the model, which stays as it is; whichever way its matrices lie."""
+    model = random_model(TransformerConfig.tiny(30, d_model=32), 0)
+    before = copy.deepcopy(model.state_dict())
+    src, tgt = torch.randint(3, 30, (2, 4, 9), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        logits, coarse = model(src, tgt), in_eight_bits(model)(src, tgt)
+        assert in_eight_bits(laid_out(model))(src, tgt).equal(coarse)
+    assert 0 < (coarse - logits).abs().max() < 0.2 * logits.std()
+    rounded = in_eight_bits(model.train())
+    assert model.training and not rounded.training
+    after = model.state_dict()
+    assert before.keys() == after.keys() and all(before[n].equal(after[n]) for n in after)
+    assert not any(type(layer) is torch.nn.Linear for layer in rounded.modules())
+    assert len(beam_search(rounded, src, 2)) == 4
+    with pytest.raises(ValueError, match="save the one it was made from"):
+        rounded.save(tmp_path / "rounded")
+    assert not (tmp_path / "rounded").exists()
+
+
+def test_eight_bits_need_an_engine(monkeypatch):
+    """The error names what there is."""
+    monkeypatch.setattr(type(torch.backends.quantized), "engine", "none")
+    with pytest.raises(RuntimeError, match="is .none., of"):
+        in_eight_bits(build(0, 7))
 
 
 def test_what_a_search_asks_of_a_model():

@@ -130,6 +130,26 @@ def test_cached_cross_attention_reads_the_memory_once(layer, seed, t, s):
     close(layer(x, torch.zeros_like(memory), cache=cache), layer(x, memory))
 
 
+def test_self_attention_calls_its_projections():
+    """So that hooks, and what stands in a layer's place, take part, with a cache too."""
+    layer, x, called = MultiHeadAttention(4, 2), torch.zeros(1, 3, 4), []
+    layer.in_proj.register_forward_hook(lambda *_: called.append("in"))
+    layer.out_proj = nn.Sequential(layer.out_proj)  # has no weight itself
+    for cache in (None, KeyValueCache()):
+        layer(x, cache=cache)
+    assert called == ["in", "in"]
+
+
+@given(layers(), seeds, sizes, sizes)
+def test_what_is_put_in_place_of_a_projection(layer, seed, t, s):
+    """It has no rows to cut, and gives the same, in self- and cross-attention."""
+    x, memory = (random_tensor(seed + i, 2, n, layer.d_model) for i, n in enumerate((t, s)))
+    expected = layer(x), layer(x, memory)
+    layer.in_proj = nn.Sequential(layer.in_proj)
+    close(layer(x), expected[0])
+    close(layer(x, memory), expected[1])
+
+
 @given(layers(), seeds, sizes, sizes, sizes)
 def test_a_batch_mate_changes_nothing(layer, seed, t, s, longer):
     """F10: with the source's padding mask, a sentence is what it is alone."""
@@ -231,7 +251,7 @@ def test_the_buffer_doubles_when_full(pieces):
         new = torch.zeros(1, 1, t, 1)
         cache.append(new, new)
         if cache.length > room:
-            room = 2 * cache.length
+            room = max(32, 2 * cache.length)
             assert cache.key.data_ptr() != address
         elif address is not None:
             assert cache.key.data_ptr() == address

@@ -187,6 +187,18 @@ def test_a_recurrent_model_translates_and_is_kept(tmp_path_factory, seed, attent
         Transformer.load(folder)
 
 
+def test_a_loaded_translator_is_ready_to_write(tmp_path):
+    """Its matrices lie by columns; those of `load_model` do not, and both are saved alike."""
+    own = translator()
+    own.save(tmp_path / "own")
+    loaded = Translator.load(tmp_path / "own")
+    for model, by_columns in ((loaded.model, True), (load_model(tmp_path / "own"), False)):
+        assert model.decoder.layers[0].self_attention.in_proj.weight.is_contiguous() != by_columns
+    loaded.save(tmp_path / "again")
+    files = [tmp_path / name / "model.safetensors" for name in ("own", "again")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
 def test_a_folder_tells_its_kind(tmp_path):
     """Without being told, and also if it is that of an older Transformer, which tells none."""
     for own, kind in ((recurrent(), "Seq2Seq"), (translator(), "Transformer")):

@@ -216,10 +216,16 @@ class Model(nn.Module):
         ------
         OSError
             If a file cannot be written; the old one is still there.
+        ValueError
+            If the weights are not those that `load` would look for, as in a copy of eight bits.
         """
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         weights = {plain(n): p.detach().contiguous() for n, p in self.named_parameters()}
+        if wrong := self.wrong_sizes(self.config, {n: w.shape for n, w in weights.items()}):
+            raise ValueError(
+                f"this model could not be read again: {wrong[0]}; save the one it was made from"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
         # not by save_file: killed, it leaves a file of another name each time
         files = {
             "model.safetensors": serialize(weights),

@@ -33,7 +33,8 @@ def split_heads(x: Float[Tensor, "b t d"], n_heads: int) -> Float[Tensor, "b h t
     Tensor
         A view of shape ``(b, n_heads, t, d / n_heads)``.
     """
-    return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
+    b, t, d = x.shape
+    return x.view(b, t, n_heads, d // n_heads).transpose(1, 2)
 
 
 def merge_heads(x: Float[Tensor, "b h t k"]) -> Float[Tensor, "b t d"]:
@@ -48,7 +49,8 @@ class KeyValueCache:
     """The keys and values that an attention layer has already computed.
 
     They lie in a buffer that is made larger than needed and doubles when full, so that adding a
-    position copies that position alone. ``length`` is the number of positions held.
+    position copies that position alone. What the first call brings gets no more room than it
+    needs: cross-attention never adds to it. ``length`` is the number of positions held.
 
     Notes
     -----
@@ -63,12 +65,17 @@ class KeyValueCache:
     @property
     def key(self) -> Float[Tensor, "b h s k"]:
         """All keys so far."""
-        return self._held()[0]
+        return self.read()[0]
 
     @property
     def value(self) -> Float[Tensor, "b h s k"]:
         """All values so far."""
-        return self._held()[1]
+        return self.read()[1]
+
+    def read(self) -> tuple[Float[Tensor, "b h s k"], Float[Tensor, "b h s k"]]:
+        """Return all keys so far, and all values."""
+        key, value = self._held().unbind()
+        return key, value
 
     def append(self, key: Float[Tensor, "b h t k"], value: Float[Tensor, "b h t k"]) -> None:
         """Add the keys and values of ``t`` further positions.
@@ -84,13 +91,16 @@ class KeyValueCache:
         if self._buffer is None:
             self._buffer = new
         elif self._kind(new) != self._kind(self._buffer):
+            own, given = ("{} in {} on {}".format(*self._kind(x)) for x in (self._buffer, new))
             raise ValueError(
-                f"the cache holds (sentences, heads, width) = {self._kind(self._buffer)}, and is "
-                f"given {self._kind(new)}; each layer and each batch needs a cache of its own"
+                f"the cache holds (sentences, heads, width) = {own}, and is given {given}; "
+                "each layer and each batch needs a cache of its own"
             )
         else:
             if end > self._buffer.size(3):
-                self._buffer = F.pad(self._held(), (0, 0, 0, 2 * end - self.length))
+                held = self._held()
+                self._buffer = new.new_empty((*held.shape[:3], max(32, 2 * end), held.size(4)))
+                self._held().copy_(held)
             self._buffer[..., self.length : end, :] = new
         self.length = end
 
@@ -115,9 +125,9 @@ class KeyValueCache:
         return self._buffer[..., : self.length, :]
 
     @staticmethod
-    def _kind(x: Tensor) -> str:
+    def _kind(x: Tensor) -> tuple[tuple[int, ...], torch.dtype, torch.device]:
         _, b, h, _, k = x.shape
-        return f"{(b, h, k)} in {x.dtype} on {x.device}"
+        return (b, h, k), x.dtype, x.device
 
 # %% ../nbs/04_multi_head.ipynb #8250f5b1
 def check_mask_shape(mask: Mask, b: int, h: int, t: int, s: int) -> None:
@@ -261,11 +271,11 @@ class MultiHeadAttention(nn.Module):
 
     def _own(self, x: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries of ``x``, and the keys and values of all positions so far."""
-        query, key, value = self._project(x, 0, 3)
-        if cache is None:
-            return query, key, value
-        cache.append(key, value)
-        return query, cache.key, cache.value
+        query, key, value = self._heads(self.in_proj(x))
+        if cache is not None:
+            cache.append(key, value)
+            key, value = cache.read()
+        return query, key, value
 
     def _across(
         self, x: Tensor, memory: Tensor, cache: KeyValueCache | None
@@ -282,13 +292,18 @@ class MultiHeadAttention(nn.Module):
                 f"the cache was filled from a memory of {cache.length} positions, and "
                 f"this one has {memory.size(1)}; a new source needs a new cache"
             )
-        return query, cache.key, cache.value
+        return query, *cache.read()
 
     def _project(self, x: Tensor, first: int, last: int) -> list[Tensor]:
         """Multiply by rows ``first`` to ``last`` of (W^Q, W^K, W^V), one ``(b, h, t, k)`` each."""
+        if type(self.in_proj) is not nn.Linear:  # what was put in its place has no such rows
+            return self._heads(self.in_proj(x))[first:last]
         rows = slice(first * self.d_model, last * self.d_model)
         bias = None if self.in_proj.bias is None else self.in_proj.bias[rows]
-        projected = F.linear(x, self.in_proj.weight[rows], bias)
+        return self._heads(F.linear(x, self.in_proj.weight[rows], bias))
+
+    def _heads(self, projected: Tensor) -> list[Tensor]:
+        """Cut the columns of each matrix out of a product, and these into heads."""
         return [split_heads(y, self.n_heads) for y in projected.split(self.d_model, dim=-1)]
 
 # %% ../nbs/04_multi_head.ipynb #73409331

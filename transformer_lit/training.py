@@ -286,7 +286,13 @@ class Engine:
         self.device = torch.device(device)
 
     def prepare(self, model: Model) -> None:
-        """Bring the model to the device, in place; ``forward`` is its loss from now on."""
+        """Bring the model to the device, in place; ``forward`` is its loss from now on.
+
+        Matrices that `lay_out_by_columns` has laid out are laid by rows again, since the fused
+        optimisers take for granted that weights and moments lie alike.
+        """
+        for parameter in model.parameters():
+            parameter.data = parameter.data.contiguous()
         self.model: Model = model.to(self.device)
         self.forward: Callable[..., Tensor] = BatchLoss(model)
 

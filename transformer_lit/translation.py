@@ -45,6 +45,7 @@ from transformer_lit.decoding import (
     TranslationModel,
     beam_search,
     greedy_search,
+    lay_out_by_columns,
     sample,
 )
 from .model import Model, Transformer, TransformerConfig, count_parameters
@@ -406,6 +407,9 @@ class Translator:
     def load(cls, folder: str | Path) -> "Translator":
         """Read a folder with ``config.json``, ``model.safetensors`` and ``tokenizer.json``.
 
+        The model is made ready to write, by `lay_out_by_columns`; to train it further, read it by
+        `load_model`.
+
         Raises
         ------
         FileNotFoundError
@@ -413,7 +417,9 @@ class Translator:
         ValueError
             If one cannot be read, or they do not fit each other.
         """
-        return cls(load_model(folder), *load_tokenizers(Path(folder)))
+        model = load_model(folder)
+        lay_out_by_columns(model)
+        return cls(model, *load_tokenizers(Path(folder)))
 
     @classmethod
     def dates(cls) -> "Translator":

@@ -2,17 +2,20 @@
 
 import copy
 import tempfile
-import warnings
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transformer_lit.data import Batch
-from transformer_lit.decoding import beam_search, greedy_search
+from transformer_lit.decoding import (
+    beam_search,
+    greedy_search,
+    in_eight_bits,
+    lay_out_by_columns,
+)
 from transformer_lit.model import Transformer
-from transformer_lit.multi_head import MultiHeadAttention, split_heads
 from transformer_lit.training import Engine
 
 from .base import SMOOTHING, InTorch, Peer
@@ -25,8 +28,15 @@ class Ours(InTorch):
 
     def load(self, model: Transformer) -> None:
         self.net = copy.deepcopy(model)
+        lay_out_by_columns(self.net)  # as a translator is loaded
+
+    def prepare(self) -> None:
+        """Make ready to train, by rows again, as a new model is."""
+        for parameter in self.net.parameters():
+            parameter.data = parameter.data.contiguous()
         self.engine = Engine()
         self.engine.prepare(self.net)
+        super().prepare()
 
     def logits(self, src: Tensor, tgt: Tensor) -> Tensor:
         return self.net(src, tgt)
@@ -101,7 +111,7 @@ def ask_worker(src: Tensor, n: int) -> list[list[int]]:
 
 
 class OursInt8(Ours):
-    """The package with the weights of all linear layers in eight bits, by PyTorch's quantiser."""
+    """The package with the weights of all linear layers in eight bits."""
 
     name = "transformer_lit int8"
     remark = "rounded to eight bits, so not equal"
@@ -109,39 +119,4 @@ class OursInt8(Ours):
     train = None
 
     def load(self, model: Transformer) -> None:
-        self.net = int8(model)
-
-
-class InParts(MultiHeadAttention):
-    """Attention whose projections are layers of their own, which a quantiser can replace."""
-
-    parts: nn.ModuleDict  # by the first and the last of W^Q, W^K, W^V that each holds
-
-    def _project(self, x: Tensor, first: int, last: int) -> list[Tensor]:
-        projected = self.parts[f"{first}{last}"](x)
-        return [split_heads(y, self.n_heads) for y in projected.split(self.d_model, dim=-1)]
-
-
-def int8(model: Transformer) -> Transformer:
-    """Return a copy of a model for inference, quantised dynamically: weights once, inputs anew."""
-    model = copy.deepcopy(model).eval()
-    model.output.weight = nn.Parameter(model.output.weight.detach())  # the embedding stays exact
-    for name, attention in list(model.named_modules()):
-        if isinstance(attention, MultiHeadAttention):
-            cuts = [(0, 1), (1, 3)] if name.endswith("cross_attention") else [(0, 3)]
-            parts = {f"{a}{b}": rows(attention.in_proj, a, b, attention.d_model) for a, b in cuts}
-            attention.parts = nn.ModuleDict(parts)
-            attention.__class__ = InParts
-            del attention.in_proj
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that PyTorch will drop it, for one that needs a compiler
-        return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8, inplace=True)
-
-
-def rows(linear: nn.Linear, first: int, last: int, d: int) -> nn.Linear:
-    """Return the layer that computes a part of a layer's output."""
-    part = nn.Linear(d, (last - first) * d, bias=linear.bias is not None)
-    part.weight = nn.Parameter(linear.weight[first * d : last * d].detach())
-    if linear.bias is not None:
-        part.bias = nn.Parameter(linear.bias[first * d : last * d].detach())
-    return part
+        self.net = in_eight_bits(model)

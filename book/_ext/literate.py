@@ -9,7 +9,8 @@
   pyproject.toml.
 * In the reference, signatures show shapes in double quotes, as the code has them, and a bare
   name such as `Encoder` links to what it names, wherever in the package that stands.
-* Sphinx 7.4 emits inline scripts twice (``const`` twice is a JavaScript error).
+* Sphinx 7.4 emits inline scripts twice (``const`` twice is a JavaScript error), and sphinx-design a
+  script for tabs on every page, also where no tabs are.
 """
 
 import ast
@@ -70,12 +71,14 @@ def source_read(app, docname, source):
         source[0] = json.dumps(rewrite(json.loads(source[0])), ensure_ascii=False)
 
 
-def dedupe_inline_scripts(app, pagename, templatename, context, doctree):
+def drop_needless_scripts(app, pagename, templatename, context, doctree):
     seen, keep = set(), []
+    tabs = "sd-tab" in context.get("body", "")
     for js in context.get("script_files", []):
         body = js.attributes.get("body") if not js.filename else None
-        if body is None or body not in seen:
-            keep.append(js)
+        if body in seen if body is not None else not tabs and "design-tabs" in str(js.filename):
+            continue
+        keep.append(js)
         seen.add(body)
     context["script_files"] = keep
 
@@ -117,5 +120,5 @@ def setup(app):
     app.connect("autodoc-process-signature", shorten_signature)
     app.connect("doctree-read", polish_reference)
     app.connect("missing-reference", link_names)
-    app.connect("html-page-context", dedupe_inline_scripts, priority=900)
+    app.connect("html-page-context", drop_needless_scripts, priority=900)
     return {"version": "0.1", "parallel_read_safe": True, "parallel_write_safe": True}

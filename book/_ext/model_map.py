@@ -1,14 +1,16 @@
 """The map of the model: the paper's Figure 1, drawn as SVG; each block is a link to its chapter.
 
-``{model-map}`` draws it large. A chapter has it small at its head, without words, with the blocks
-that it builds lit (`chapter_map`). Hover and focus show what a block computes in the empty corner
-above the encoder, by CSS alone. All words are text, so that they are found and translated.
+``{model-map}`` draws it large, as a numbered figure. A chapter has it small at its head, without
+words, with the blocks that it builds lit (`small`). Hover and focus show what a block computes in
+the empty corner above the encoder, by CSS alone. All words are text, so that they are found and
+translated.
 """
 
 from html import escape
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from docutils import nodes
+from docutils.parsers.rst import directives
 from sphinx.locale import get_translation
 from sphinx.util.docutils import SphinxDirective
 
@@ -290,10 +292,20 @@ class model_map(nodes.General, nodes.Element):
 
 
 class ModelMap(SphinxDirective):
-    """``{model-map}``: the map, large."""
+    """``{model-map} caption``, with a ``:name:``: the map, large, as a figure of the book."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+    option_spec: ClassVar = {"name": directives.unchanged_required}
 
     def run(self):
-        return [model_map()]
+        words, messages = self.state.inline_text(self.arguments[0], self.lineno)
+        caption = nodes.caption(self.arguments[0], "", *words)
+        figure = nodes.figure("", model_map(), caption, classes=["model-map"])
+        for node in (caption, figure):
+            self.set_source_info(node)
+        self.add_name(figure)
+        return [figure, *messages]
 
 
 def visit(self, node):
@@ -302,7 +314,7 @@ def visit(self, node):
 
     chapter = node.get("chapter")
     if chapter is None:
-        self.body.append(f'<figure class="model-map">{large(uri)}</figure>\n')
+        self.body.append(large(uri))
     else:
         home = self.builder.get_relative_uri(self.builder.current_docname, "book/intro")
         self.body.append(

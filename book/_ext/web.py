@@ -7,6 +7,7 @@
   styles those rules whose classes occur in it.
 * Scripts choose between light and dark. Without them the reader's system does (``automatic``).
 * Pictures are loaded when they come near the screen; each says its size, so that nothing jumps.
+  One of many small parts keeps its size on a phone, and scrolls inside a box.
 """
 
 import re
@@ -31,6 +32,7 @@ SHORT = 20  # characters of code within a line that stay together
 CITED = re.compile(r' role="(?:doc-biblioentry|list)"(?=[^>]*>)')
 WORD = re.compile(r"[A-Za-z_][\w-]*")
 LONGEST = 200  # characters of a description
+BROAD = 720  # pixels: a picture that is wider would be too small to read on a phone
 
 
 def address(app, config):
@@ -96,15 +98,17 @@ def lazy_pictures(body: str, sources: dict[str, Path]) -> str:
     """
 
     def sized(match):
-        path = sources.get(match[2])
-        size = ""
+        path = sources.get(match[3])
+        size, box, end = "", "", ""
         if path and path.suffix == ".png" and " width=" not in match[0]:
             with path.open("rb") as file:
                 width, height = struct.unpack(">II", file.read(24)[16:])
             size = f' width="{width}" height="{height}"'
-        return f'<img loading="lazy" decoding="async"{size} {match[1]}_images/{match[2]}"'
+            if width > BROAD:
+                box, end = '<span class="picture">', "</span>"
+        return f'{box}<img loading="lazy" decoding="async"{size} {match[1]}{end}'
 
-    return re.sub(r'<img (?!loading)([^>]*?src="[^"]*?)_images/([^"]+)"', sized, body)
+    return re.sub(r'<img (?!loading)([^>]*?src="[^"]*?(_images/([^"]+))"[^>]*>)', sized, body)
 
 
 def sitemap(app):

@@ -426,8 +426,8 @@ MULTI_HEAD = [
     Mutant(
         "heads split by a view without the transpose",
         "multi_head",
-        "x.unflatten(-1, (n_heads, -1)).transpose(1, 2)",
-        "x.reshape(x.size(0), n_heads, x.size(1), -1)",
+        "x.view(b, t, n_heads, d // n_heads).transpose(1, 2)",
+        "x.reshape(b, n_heads, t, d // n_heads)",
         "test_multi_head.test_heads_are_slices_of_each_vector",
         "F18",
     ),
@@ -457,8 +457,8 @@ MULTI_HEAD = [
     Mutant(
         "cache that forgets when it grows",
         "multi_head",
-        "F.pad(self._held(), ",
-        "F.pad(0 * self._held(), ",
+        "self._held().copy_(held)",
+        "self._held().copy_(0 * held)",
         "test_multi_head.test_cached_self_attention_equals_the_full_pass",
     ),
     Mutant(
@@ -534,8 +534,8 @@ MULTI_HEAD = [
     Mutant(
         "cache that grows at every step",
         "multi_head",
-        "(0, 0, 0, 2 * end - self.length)",
-        "(0, 0, 0, end - self.length)",
+        "max(32, 2 * end)",
+        "end",
         "test_multi_head.test_the_buffer_doubles_when_full",
     ),
     Mutant(
@@ -555,8 +555,8 @@ MULTI_HEAD = [
     Mutant(
         "keys and values exchanged in self-attention",
         "multi_head",
-        "query, key, value = self._project(x, 0, 3)",
-        "query, value, key = self._project(x, 0, 3)",
+        "query, key, value = self._heads(",
+        "query, value, key = self._heads(",
         "test_multi_head.test_equals_pytorch",
     ),
     Mutant(
@@ -581,6 +581,20 @@ MULTI_HEAD = [
         "elif self._kind(new) != self._kind(self._buffer):",
         "elif False:",
         "test_multi_head.test_the_cache_refuses_what_it_would_stretch",
+    ),
+    Mutant(
+        "self-attention past its layer",
+        "multi_head",
+        "query, key, value = self._heads(self.in_proj(x))",
+        "query, key, value = self._project(x, 0, 3)",
+        "test_multi_head.test_self_attention_calls_its_projections",
+    ),
+    Mutant(
+        "keys and values for queries behind what is put in place of a projection",
+        "multi_head",
+        "self._heads(self.in_proj(x))[first:last]",
+        "self._heads(self.in_proj(x))[-(last - first) :]",
+        "test_multi_head.test_what_is_put_in_place_of_a_projection",
     ),
     Mutant(
         "cross-attention to the source of another batch",
@@ -1787,6 +1801,48 @@ USE = [
         "F49",
     ),
     Mutant(
+        "matrices by columns that are transposed",
+        "decoding",
+        "layer.weight.data = layer.weight.data.t().contiguous().t()",
+        "layer.weight.data = layer.weight.data.t().contiguous().view(layer.weight.shape)",
+        "test_decoding.test_columns_change_nothing_but_the_order",
+    ),
+    Mutant(
+        "a table that is laid out apart from what it is tied to",
+        "decoding",
+        "layer.weight.data = layer.weight.data.t().contiguous().t()",
+        "layer.weight = nn.Parameter(layer.weight.data.t().contiguous().t())",
+        "test_decoding.test_columns_change_nothing_but_the_order",
+    ),
+    Mutant(
+        "matrices that stay by rows",
+        "decoding",
+        "layer.weight.data.t().contiguous().t()",
+        "layer.weight.data.contiguous()",
+        "test_decoding.test_columns_change_nothing_but_the_order",
+    ),
+    Mutant(
+        "NaN refused only where every row has one",
+        "decoding",
+        "log_p.amax(dim=-1).isnan().any()",
+        "log_p.amax(dim=-1).isnan().all()",
+        "test_decoding.test_log_probabilities_refuse_nan",
+    ),
+    Mutant(
+        "eight bits in place of the model",
+        "decoding",
+        "quantize_dynamic(model, {nn.Linear}, torch.qint8)",
+        "quantize_dynamic(model, {nn.Linear}, torch.qint8, inplace=True)",
+        "test_decoding.test_eight_bits",
+    ),
+    Mutant(
+        "eight bits without an engine",
+        "decoding",
+        'torch.backends.quantized.engine == "none"',
+        'torch.backends.quantized.engine == "never"',
+        "test_decoding.test_eight_bits_need_an_engine",
+    ),
+    Mutant(
         "special tokens may be said",
         "decoding",
         "logits[:, list(never)] = -torch.inf",
@@ -1946,6 +2002,27 @@ USE = [
         "zip(chunk, best, strict=True)",
         "zip(sorted(chunk), best, strict=True)",
         "test_translation.test_translations_come_in_order",
+    ),
+    Mutant(
+        "trained as it was laid out for decoding",
+        "training",
+        "            parameter.data = parameter.data.contiguous()\n",
+        "            pass\n",
+        "test_training.test_a_model_laid_out_for_decoding_is_trained_as_any",
+    ),
+    Mutant(
+        "a copy saved that nobody can read",
+        "model",
+        "if wrong := self.wrong_sizes(self.config, {n: w.shape for n, w in weights.items()}):",
+        "if wrong := []:",
+        "test_decoding.test_eight_bits",
+    ),
+    Mutant(
+        "a translator as slow as it lies on the disk",
+        "translation",
+        "        lay_out_by_columns(model)\n",
+        "",
+        "test_translation.test_a_loaded_translator_is_ready_to_write",
     ),
     Mutant(
         "translated with dropout",

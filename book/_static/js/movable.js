@@ -257,7 +257,7 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const script of document.querySelectorAll("script.movable")) {
     const { figure, values } = JSON.parse(script.textContent);
     const still = script.parentElement.querySelector("figure img, img");
-    const place = still.closest("a") ?? still; // Sphinx links a picture that it has made smaller
+    const place = still.closest("a, .picture") ?? still; // a link or a box round it belong to it
     const caption = still.closest("figure")?.querySelector("figcaption");
     const element = literate.html("div", { class: `movable ${figure}`, role: "group" });
     if (caption) {

@@ -13,4 +13,4 @@ const scrolling = new ResizeObserver((entries) => {
     else target.removeAttribute("tabindex");
   }
 });
-document.querySelectorAll(".formula, .math.long, .pst-scrollable-table-container").forEach((e) => scrolling.observe(e));
+document.querySelectorAll(".formula, .math.long, .picture, .pst-scrollable-table-container").forEach((e) => scrolling.observe(e));
