@@ -559,10 +559,12 @@ def serve(files: dict[str, bytes]) -> Iterator[Site]:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         site.base = f"http://127.0.0.1:{server.server_port}"
-        yield site
-        site.done.set()
-        server.shutdown()
-        thread.join()
+        try:
+            yield site
+        finally:  # also when a test fails, or the thread would spin at a closed socket for ever
+            site.done.set()
+            server.shutdown()
+            thread.join()
 
 
 @pytest.fixture
