@@ -30,6 +30,7 @@ WORKS = {
     "greedy": decoding.greedy,
     "single": decoding.single,
     "beam": decoding.beam,
+    "shares": decoding.shares,
     "leaving": decoding.leaving,
     "quality": decoding.quality,
     "growth": growth.growth,

@@ -1,10 +1,11 @@
 """Decoding: greedy and with a beam, one sentence and many, and what eight bits cost."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from transformer_lit.data import BOS, date_pairs, read_multi30k
 from transformer_lit.decoding import greedy_search
@@ -81,6 +82,40 @@ def mark_decoding(found: Found, size: str, what: str) -> None:
         found.compare(size, Marian, 1.3)
     else:
         found.compare(size, CTranslate2, 1.1)
+
+
+# What PyTorch calls the operations of each kind.
+KINDS = {
+    "products of matrices": ("aten::addmm", "aten::mm", "aten::bmm"),
+    "attention": ("aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_softmax"),
+    "probabilities of the vocabulary": ("aten::_log_softmax", "aten::amax", "aten::argmax"),
+    "copies": ("aten::copy_", "aten::cat", "aten::stack", "aten::index_select", "aten::index"),
+}
+
+
+def shares(choice: Choice) -> Found:
+    """Greedy decoding: how much of the time of PyTorch's operations each kind takes."""
+    found = Found()
+    size, config = next(choice.models())
+    ours = Ours(model_for(config), choice.threads)
+    for sentences in (choice.scale.sentences, 1):
+        src = random_ids(config, sentences, choice.scale.length, 5)
+        ours.greedy(src, choice.scale.written)
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            ours.greedy(src, choice.scale.written)
+        times = by_kind(profiler.key_averages())
+        for kind, share in times.items():
+            found.note(f"{size}, {sentences} at once", kind, [100 * share], "%")
+    return found
+
+
+def by_kind(events: Iterable[Any]) -> dict[str, float]:
+    """Return the share of each kind in the time that operations took themselves."""
+    times = dict.fromkeys([*KINDS, "all else"], 0.0)
+    for event in events:
+        kind = next((kind for kind, names in KINDS.items() if event.key in names), "all else")
+        times[kind] += event.self_cpu_time_total
+    return {kind: seconds / sum(times.values()) for kind, seconds in times.items()}
 
 
 def leaving(choice: Choice) -> Found:

@@ -30,6 +30,7 @@ TITLES = {
     "greedy": "Greedy decoding of a batch",
     "single": "Greedy decoding of one sentence",
     "beam": "Decoding with a beam of 4",
+    "shares": "Where the time of greedy decoding goes",
     "leaving": "Sentences of mixed lengths",
     "quality": "What int8 costs in quality",
     "growth": "How the time grows",

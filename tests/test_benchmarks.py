@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,9 +19,12 @@ INSTALLED = [peer for peer in PEERS if not peer.missing() and "worker" not in pe
 
 
 @pytest.fixture(scope="module")
-def peers() -> dict[type[Peer], Peer]:
+def peers() -> Iterator[dict[type[Peer], Peer]]:
     """Return each peer that is installed, with the weights of the model that it can be."""
-    return {kind: kind(model_for(CONFIG, kind), 1) for kind in INSTALLED}
+    made = {kind: kind(model_for(CONFIG, kind), 1) for kind in INSTALLED}
+    yield made
+    for peer in made.values():
+        peer.close()
 
 
 def padded() -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,6 +64,15 @@ def test_a_step_of_training_changes_all_weights(kind):
     peer.train(training.Batch(src, random_ids(CONFIG, numbers.sentences, 7, 4)))
     moved = [not p.equal(q) for p, q in zip(peer.net.parameters(), before, strict=True)]
     assert all(moved)
+
+
+def test_shares_are_of_all_the_time():
+    """And the kinds are told by names that PyTorch still uses."""
+    found = decoding.shares(Choice(QUICK, threads=1))
+    for setting in {row["setting"] for row in found.rows}:
+        shares = {r["peer"]: r["median"] for r in found.rows if r["setting"] == setting}
+        assert sum(shares.values()) == pytest.approx(100)
+        assert all(shares[kind] > 0 for kind in decoding.KINDS), setting
 
 
 def test_a_peer_that_does_other_work_is_refused():

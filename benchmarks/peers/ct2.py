@@ -1,6 +1,9 @@
 """CTranslate2."""
 
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,8 +68,31 @@ def specification(model: Transformer, tokens: list[str]):
     return spec
 
 
+translator: Any  # in the process of a peer
+
+
+def start_translator(folder: str, options: dict[str, Any]) -> None:
+    """Load a model into a process of its own."""
+    global translator
+    import ctranslate2
+
+    translator = ctranslate2.Translator(folder, **options)
+
+
+def translate(words: list[list[str]], options: dict[str, Any]) -> list[tuple[list[str], Any]]:
+    """Return the tokens written for each sentence, and their logits if they are asked for."""
+    found = translator.translate_batch(words, **options)
+    return [
+        (r.hypotheses[0], [np.array(x) for x in r.logits[0]] if r.logits else []) for r in found
+    ]
+
+
 class CTranslate2(Peer):
-    """CTranslate2: C++ made for decoding."""
+    """CTranslate2: C++ made for decoding.
+
+    In a process of its own: it brings its own threads, and where there are more threads than
+    processors, those of PyTorch go to sleep after each small operation.
+    """
 
     name = "CTranslate2"
     package = "ctranslate2"
@@ -74,49 +100,51 @@ class CTranslate2(Peer):
     workers = False  # one for each thread, or one with all threads
 
     def load(self, model: Transformer) -> None:
-        import ctranslate2
-
         self.tokens = vocabulary(model.config.vocab_size)
         self.ids = {token: i for i, token in enumerate(self.tokens)}
-        with tempfile.TemporaryDirectory() as folder:
-            specification(model, self.tokens).save(folder)
-            self.translator = ctranslate2.Translator(
-                folder,
-                compute_type=self.compute_type,
-                inter_threads=self.threads if self.workers else 1,
-                intra_threads=1 if self.workers else self.threads,
-            )
+        self.folder = tempfile.TemporaryDirectory()
+        specification(model, self.tokens).save(self.folder.name)
+        options = {
+            "compute_type": self.compute_type,
+            "inter_threads": self.threads if self.workers else 1,
+            "intra_threads": 1 if self.workers else self.threads,
+        }
+        self.pool = ProcessPoolExecutor(
+            1, get_context("spawn"), start_translator, (self.folder.name, options)
+        )
 
-    def words(self, ids: Tensor) -> list[list[str]]:
-        """Return ids as the tokens that it asks for."""
-        return [[self.tokens[i] for i in row if i != PAD] for row in ids.tolist()]
+    def translate(self, src: Tensor, **options: Any) -> list[tuple[list[str], Any]]:
+        """Let the process translate ids, given to it as the tokens that it asks for."""
+        words = [[self.tokens[i] for i in row if i != PAD] for row in src.tolist()]
+        return self.pool.submit(translate, words, options).result()
 
     def greedy(self, src: Tensor, n: int) -> list[list[int]]:
         return self.beam(src, n, 1)
 
     def beam(self, src: Tensor, n: int, size: int) -> list[list[int]]:
-        found = self.translator.translate_batch(
-            self.words(src),
+        found = self.translate(
+            src,
             beam_size=size,
             max_decoding_length=n,
             max_batch_size=-(-len(src) // self.threads) if self.workers else 0,
         )
-        return [[self.ids[token] for token in result.hypotheses[0]] for result in found]
+        return [[self.ids[token] for token in tokens] for tokens, _ in found]
 
     @torch.inference_mode()
     def difference(self, model: Transformer, src: Tensor, tgt: Tensor) -> float:
         """Compare the logits that it tells, for the tokens that it chooses itself."""
-        found = self.translator.translate_batch(
-            self.words(src),
-            beam_size=1,
-            max_decoding_length=tgt.size(1),
-            return_logits_vocab=True,
+        found = self.translate(
+            src, beam_size=1, max_decoding_length=tgt.size(1), return_logits_vocab=True
         )
-        theirs = torch.tensor(np.array([[np.array(x) for x in r.logits[0]] for r in found]))
-        said = torch.tensor([[self.ids[token] for token in r.hypotheses[0]] for r in found])
+        theirs = torch.tensor(np.array([logits for _, logits in found]))
+        said = torch.tensor([[self.ids[token] for token in tokens] for tokens, _ in found])
         opened = torch.cat([torch.full((len(src), 1), model.config.bos), said], dim=1)
         allowed = theirs > torch.finfo(theirs.dtype).min  # the end may not come first
         return (theirs - model(src, opened[:, :-1]))[allowed].abs().max().item()
+
+    def close(self) -> None:
+        self.pool.shutdown()
+        self.folder.cleanup()
 
 
 class CTranslate2Workers(CTranslate2):
