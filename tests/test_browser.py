@@ -77,6 +77,8 @@ THINNED = """() => {
 # WCAG 2.1 AA by axe-core, less the rules of COLOURS. What lies inside of code and formulas is only
 # text to it.
 STRUCTURE = """async () => {
+  // two frames, in which the page sees how large its parts are, which have been hidden until now
+  for (const _ of [1, 2]) await new Promise(requestAnimationFrame);
   const found = await axe.run({ exclude: [["div.highlight"], ["math"]] }, {
     preload: false, resultTypes: ["violations"],
     runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"],
