@@ -318,7 +318,7 @@ def in_eight_bits(model: nn.Module) -> nn.Module:
             f"{torch.backends.quantized.supported_engines}; use the model as it is"
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated, but its successor needs a compiler
+        warnings.simplefilter("ignore")  # deprecated, but its successor wants a compiler
         return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
 
 # %% ../nbs/12_decoding.ipynb #3f24eadb

@@ -1,6 +1,11 @@
 """What the peers have in common."""
 
 import importlib.util
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +77,24 @@ class InTorch(Peer):
         loss = smoothed_cross_entropy(logits, batch.gold, SMOOTHING) / batch.n_tokens
         loss.backward()
         self.optimizer.step()
+
+
+class InProcesses(Peer):
+    """A peer that works in processes of its own; ``folder`` is for what they read first."""
+
+    pool: ProcessPoolExecutor
+
+    def __init__(self, model: Transformer, threads: int):
+        self.folder = tempfile.TemporaryDirectory()
+        super().__init__(model, threads)
+
+    def start(self, n: int, prepare: Callable[..., None], *arguments: Any) -> None:
+        """Start ``n`` processes, each with a call of ``prepare``."""
+        self.pool = ProcessPoolExecutor(n, get_context("spawn"), prepare, arguments)
+
+    def close(self) -> None:
+        self.pool.shutdown()
+        self.folder.cleanup()
 
 
 def sublayers(layer: nn.Module) -> list[tuple[nn.Module, nn.LayerNorm]]:

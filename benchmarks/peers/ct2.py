@@ -1,8 +1,5 @@
 """CTranslate2."""
 
-import tempfile
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -13,7 +10,7 @@ from transformer_lit.data import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from transformer_lit.embedding import sinusoidal_positions
 from transformer_lit.model import Transformer
 
-from .base import LONGEST, Peer, sublayers
+from .base import LONGEST, InProcesses, sublayers
 
 
 def vocabulary(size: int) -> list[str]:
@@ -87,7 +84,7 @@ def translate(words: list[list[str]], options: dict[str, Any]) -> list[tuple[lis
     ]
 
 
-class CTranslate2(Peer):
+class CTranslate2(InProcesses):
     """CTranslate2: C++ made for decoding.
 
     In a process of its own: it brings its own threads, and where there are more threads than
@@ -102,16 +99,13 @@ class CTranslate2(Peer):
     def load(self, model: Transformer) -> None:
         self.tokens = vocabulary(model.config.vocab_size)
         self.ids = {token: i for i, token in enumerate(self.tokens)}
-        self.folder = tempfile.TemporaryDirectory()
         specification(model, self.tokens).save(self.folder.name)
         options = {
             "compute_type": self.compute_type,
             "inter_threads": self.threads if self.workers else 1,
             "intra_threads": 1 if self.workers else self.threads,
         }
-        self.pool = ProcessPoolExecutor(
-            1, get_context("spawn"), start_translator, (self.folder.name, options)
-        )
+        self.start(1, start_translator, self.folder.name, options)
 
     def translate(self, src: Tensor, **options: Any) -> list[tuple[list[str], Any]]:
         """Let the process translate ids, given to it as the tokens that it asks for."""
@@ -141,10 +135,6 @@ class CTranslate2(Peer):
         opened = torch.cat([torch.full((len(src), 1), model.config.bos), said], dim=1)
         allowed = theirs > torch.finfo(theirs.dtype).min  # the end may not come first
         return (theirs - model(src, opened[:, :-1]))[allowed].abs().max().item()
-
-    def close(self) -> None:
-        self.pool.shutdown()
-        self.folder.cleanup()
 
 
 class CTranslate2Workers(CTranslate2):

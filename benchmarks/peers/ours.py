@@ -1,9 +1,6 @@
 """The package itself: as a user has it, in several processes, in eight bits, and the naive loop."""
 
 import copy
-import tempfile
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import torch
 from torch import Tensor
@@ -18,7 +15,7 @@ from transformer_lit.decoding import (
 from transformer_lit.model import Transformer
 from transformer_lit.training import Engine
 
-from .base import SMOOTHING, InTorch, Peer
+from .base import SMOOTHING, InProcesses, InTorch, Peer
 
 
 class Ours(InTorch):
@@ -31,9 +28,7 @@ class Ours(InTorch):
         lay_out_by_columns(self.net)  # as a translator is loaded
 
     def prepare(self) -> None:
-        """Make ready to train, by rows again, as a new model is."""
-        for parameter in self.net.parameters():
-            parameter.data = parameter.data.contiguous()
+        """Make ready to train; the engine lays the matrices by rows again."""
         self.engine = Engine()
         self.engine.prepare(self.net)
         super().prepare()
@@ -73,26 +68,19 @@ class Naive(Peer):
         return tgt[:, 1:].tolist()
 
 
-class OursInWorkers(Peer):
+class OursInWorkers(InProcesses):
     """The package in as many processes as there are threads, each with a part of the batch."""
 
     name = "transformer_lit, a worker a thread"
 
     def load(self, model: Transformer) -> None:
-        self.folder = tempfile.TemporaryDirectory()
         model.save(self.folder.name)
-        self.pool = ProcessPoolExecutor(
-            self.threads, get_context("spawn"), start_worker, (self.folder.name,)
-        )
+        self.start(self.threads, start_worker, self.folder.name)
 
     def greedy(self, src: Tensor, n: int) -> list[list[int]]:
         parts = src.chunk(self.threads)
         found = self.pool.map(ask_worker, parts, [n] * len(parts))
         return [ids for part in found for ids in part]
-
-    def close(self) -> None:
-        self.pool.shutdown()
-        self.folder.cleanup()
 
 
 worker: Ours  # in each of its processes

@@ -75,11 +75,10 @@ def drop_needless_scripts(app, pagename, templatename, context, doctree):
     seen, keep = set(), []
     tabs = "sd-tab" in context.get("body", "")
     for js in context.get("script_files", []):
-        body = js.attributes.get("body") if not js.filename else None
-        if body in seen if body is not None else not tabs and "design-tabs" in str(js.filename):
-            continue
-        keep.append(js)
-        seen.add(body)
+        what = js.filename or js.attributes.get("body")
+        if what not in seen and (tabs or "design-tabs" not in str(js.filename)):
+            keep.append(js)
+            seen.add(what)
     context["script_files"] = keep
 
 

@@ -1108,6 +1108,14 @@ MODEL = [
         "test_model.test_files_that_do_not_fit_each_other_are_refused",
     ),
     Mutant(
+        "prefix of a compiled model saved",
+        "model",
+        "weights = {plain(n): p.detach()",
+        "weights = {n: p.detach()",
+        "test_model.test_a_compiled_model_is_saved_under_plain_names",
+        "F51",
+    ),
+    Mutant(
         "prefix of a compiled model not understood",
         "model",
         "weights = {plain(n): w for",
