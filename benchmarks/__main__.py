@@ -31,6 +31,7 @@ WORKS = {
     "single": decoding.single,
     "beam": decoding.beam,
     "shares": decoding.shares,
+    "rows": decoding.rows,
     "leaving": decoding.leaving,
     "quality": decoding.quality,
     "growth": growth.growth,

@@ -1,10 +1,12 @@
 """Decoding: greedy and with a beam, one sentence and many, and what eight bits cost."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from transformer_lit.data import BOS, date_pairs, read_multi30k
@@ -19,6 +21,7 @@ from .peers import (
     Marian,
     Naive,
     Ours,
+    OursCompiled,
     OursInt8,
     OursInWorkers,
     Peer,
@@ -36,7 +39,15 @@ def greedy(choice: Choice) -> Found:
 
 def single(choice: Choice) -> Found:
     """Greedy decoding of a single sentence."""
-    only = (Ours, Marian, XTransformers, CTranslate2, OursInt8, CTranslate2Int8)
+    only = (
+        Ours,
+        OursCompiled,
+        Marian,
+        XTransformers,
+        CTranslate2,
+        OursInt8,
+        CTranslate2Int8,
+    )
     return decoding(choice, 1, "single", only)
 
 
@@ -52,9 +63,10 @@ def decoding(choice: Choice, sentences: int, what: str, only: tuple[type[Peer], 
     for size, config in choice.models():
         src = random_ids(config, sentences, choice.scale.length, 5)
         method = "beam" if what == "beam" else "greedy"
-        able = choice.able(method, *only)
-        if what == "greedy" and size == "B":  # more than a minute each
-            able = [peer for peer in able if peer is not TorchTransformer]
+        slow = {OursCompiled} if sentences > 1 else set()  # to compile for each number that is left
+        if what == "greedy" and size == "B":
+            slow.add(TorchTransformer)  # more than a minute each
+        able = [peer for peer in choice.able(method, *only) if peer not in slow]
         with ready(choice, found, size, config, able) as peers:
             subjects = {name: writing(peer, method, src, n) for name, peer in peers.items()}
             found.add(size, choice.turns(subjects), sentences * n, "tokens/s")
@@ -82,6 +94,7 @@ def mark_decoding(found: Found, size: str, what: str) -> None:
         found.compare(size, Marian, 1.3)
     else:
         found.compare(size, CTranslate2, 1.1)
+        found.compare(size, CTranslate2, 1.1, OursCompiled)
 
 
 # What PyTorch calls the operations of each kind.
@@ -116,6 +129,54 @@ def by_kind(events: Iterable[Any]) -> dict[str, float]:
         kind = next((kind for kind, names in KINDS.items() if event.key in names), "all else")
         times[kind] += event.self_cpu_time_total
     return {kind: seconds / sum(times.values()) for kind, seconds in times.items()}
+
+
+@torch.inference_mode()
+def rows(choice: Choice) -> Found:
+    """The products of a token in a single sentence, alone, and one look at all of their weights."""
+    found = Found()
+    before = torch.get_num_threads()
+    for size, config in choice.models():
+        weights = used_by_a_token(model_for(config))
+        columns = [w.t().contiguous().t() for w in weights]
+        halves = [torch.stack(w.t().chunk(2, dim=1)) for w in weights]
+        together = torch.cat([w.flatten() for w in weights])
+        one = {n: torch.randn(1, n) for n in {w.size(1) for w in weights}}
+        two = {n: x.expand(2, 1, n) for n, x in one.items()}
+        subjects = {
+            "by rows": partial(multiply, F.linear, one, weights),
+            "by columns": partial(multiply, F.linear, one, columns),
+            "in two halves": partial(multiply, torch.bmm, two, halves),
+            "the sum of the weights": together.sum,
+        }
+        for threads in (1, choice.threads):
+            torch.set_num_threads(threads)
+            for name, timing in choice.turns(subjects).items():
+                found.note(
+                    f"{size}, threads: {threads}", name, [1000 * s for s in timing.samples], "ms"
+                )
+    torch.set_num_threads(before)
+    return found
+
+
+def used_by_a_token(model: Transformer) -> list[Tensor]:
+    """Return the matrices of a step of decoding, in their order."""
+    found = []
+    for name, layer in [*model.decoder.named_modules(), ("output", model.output)]:
+        if isinstance(layer, nn.Linear):
+            queries = slice(
+                model.config.d_model if name.endswith("cross_attention.in_proj") else None
+            )
+            found.append(layer.weight[queries])
+    return found
+
+
+def multiply(
+    product: Callable[[Tensor, Tensor], Tensor], rows: dict[int, Tensor], weights: list[Tensor]
+) -> None:
+    """Multiply each matrix by a row that is as long as its second axis."""
+    for w in weights:
+        product(rows[w.size(1)], w)
 
 
 def leaving(choice: Choice) -> Found:

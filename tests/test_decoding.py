@@ -4,7 +4,11 @@ import copy
 import dataclasses
 import inspect
 import math
+import shutil
+import subprocess
+import sys
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +24,7 @@ from transformer_lit.decoding import (
     TranslationModel,
     beam_search,
     check_decoding,
+    compiled,
     greedy_search,
     in_eight_bits,
     keep_top_k,
@@ -262,6 +267,34 @@ def test_training_goes_on_from_columns(fused):
     for a, b in zip(*(one.parameters() for one in both), strict=True):
         torch.testing.assert_close(a, b)
     assert all(by_columns(both[1]))
+
+
+def run_steps(case: str) -> None:
+    """Run a function of ``steps.py`` in a program of its own."""
+    script = Path(__file__).with_name("steps.py")
+    done = subprocess.run([sys.executable, script, case], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_compiled_steps_write_the_same():
+    run_steps("alike")
+
+
+def test_compiled_steps_are_of_few_kinds():
+    run_steps("kinds")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler g++")
+def test_compiled_steps_hold_the_weights():
+    run_steps("weights")
+
+
+def test_only_what_can_be_compiled_is():
+    """A model in training would keep its dropout; and for other devices it is not made."""
+    with pytest.raises(ValueError, match="training mode"):
+        compiled(build(0, 7).train())
+    with pytest.raises(ValueError, match="for a CPU, and the model is on meta"):
+        compiled(build(0, 7).to("meta"))
 
 
 def test_eight_bits(tmp_path):

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from oracles import attention_mask, copy_weights
 from support import (
@@ -229,7 +229,7 @@ def test_the_cache_refuses_what_it_would_stretch():
 @given(seeds, st.lists(st.integers(1, 3), min_size=1, max_size=6), st.data())
 def test_the_cache_holds_what_was_appended(seed, pieces, data):
     """Also after rows were selected, repeated or brought into another order."""
-    cache, rows = KeyValueCache(), 3
+    cache, rows = KeyValueCache(data.draw(st.integers(0, 12))), 3
     key, value = torch.empty(rows, 2, 0, 4), torch.empty(rows, 2, 0, 4)
     for i, t in enumerate(pieces):
         new_key, new_value = (random_tensor(seed + 2 * i + j, rows, 2, t, 4) for j in range(2))
@@ -243,10 +243,11 @@ def test_the_cache_holds_what_was_appended(seed, pieces, data):
         assert cache.key.equal(key) and cache.value.equal(value)
 
 
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=30))
-def test_the_buffer_doubles_when_full(pieces):
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=30), st.integers(0, 60))
+@example([4, 4], 8)  # just full
+def test_the_buffer_doubles_when_full(pieces, asked):
     """It moves only when it has to, and so seldom that a position costs no more than itself."""
-    cache, room, address = KeyValueCache(), pieces[0], None
+    cache, room, address = KeyValueCache(asked), max(pieces[0], asked), None
     for t in pieces:
         new = torch.zeros(1, 1, t, 1)
         cache.append(new, new)

@@ -8,9 +8,11 @@ from mutants import find_test, fresh_import, plant
 from mutants.faults import FAULTS
 from mutants.table import MUTANTS
 
-# These train in programs of their own, into which nothing is planted here: there is no difference
+# These work in programs of their own, into which nothing is planted here: there is no difference
 # to how they run in their own file.
 IN_PROGRAMS = {
+    "test_decoding.test_compiled_steps_are_of_few_kinds",
+    "test_decoding.test_compiled_steps_write_the_same",
     "test_gpu.test_every_pair_is_read_once",
     "test_gpu.test_shards_train_as_the_whole",
     "test_gpu.test_two_processes_train_as_one",

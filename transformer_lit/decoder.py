@@ -43,8 +43,8 @@ def decoder_mask(ids: Int[Tensor, "b t"], pad: int = 0) -> Bool[Tensor, "b 1 t t
 class LayerCache:
     """What one `DecoderLayer` has computed: keys and values of the target and of the source."""
 
-    def __init__(self) -> None:
-        self.self_attention = KeyValueCache()
+    def __init__(self, room: int = 0) -> None:
+        self.self_attention = KeyValueCache(room)
         self.cross_attention = KeyValueCache()
 
     def select(self, rows: Int[Tensor, " r"], sources: Int[Tensor, " b"]) -> None:
@@ -62,10 +62,12 @@ class DecoderCache:
     ----------
     n_layers
         Number of layers of the decoder.
+    room
+        Target positions to have room for from the start; see `KeyValueCache`.
     """
 
-    def __init__(self, n_layers: int):
-        self.layers = [LayerCache() for _ in range(n_layers)]
+    def __init__(self, n_layers: int, room: int = 0):
+        self.layers = [LayerCache(room) for _ in range(n_layers)]
 
     @property
     def length(self) -> int:

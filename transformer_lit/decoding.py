@@ -4,14 +4,16 @@
 
 # %% auto #0
 __all__ = ['Hypothesis', 'log_probabilities', 'TranslationModel', 'check_evaluating', 'check_decoding', 'Drafts', 'without_end',
-           'write', 'greedy_search', 'lay_out_by_columns', 'in_eight_bits', 'length_penalty', 'beam_search',
+           'write', 'greedy_search', 'lay_out_by_columns', 'compiled', 'in_eight_bits', 'length_penalty', 'beam_search',
            'keep_top_k', 'keep_top_p', 'sample']
 
 # %% ../nbs/12_decoding.ipynb #588c8c38
+import copy
 import math
 import random
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -20,6 +22,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from .data import BOS, EOS, PAD
+from .model import Transformer
 
 # %% ../nbs/12_decoding.ipynb #fb89e905
 class Hypothesis(NamedTuple):
@@ -299,6 +302,50 @@ def lay_out_by_columns(model: nn.Module) -> None:
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
             layer.weight.data = layer.weight.data.t().contiguous().t()
+
+# %% ../nbs/12_decoding.ipynb #c01c0004
+def compiled(model: Transformer, room: int = 256) -> Transformer:
+    """Return a model with the same weights, whose steps of decoding are compiled for this CPU.
+
+    It needs a compiler for C++. Each kind of step is compiled when it first comes, which takes from
+    seconds to a minute: the first of a sentence and those that follow; for one row and for several;
+    with padding in the source and without; with one target for each source, or several.
+
+    Parameters
+    ----------
+    model
+        In evaluation mode, on the CPU.
+    room
+        Target positions that the cache has room for from the start. A longer sentence can be
+        written too, by further kinds of steps.
+
+    Raises
+    ------
+    ValueError
+        If the model is in training mode or on another device.
+
+    Notes
+    -----
+    The weights are part of what is compiled. If they change, make a new one.
+    """
+    check_evaluating(model)
+    device = next(model.parameters()).device
+    if device.type != "cpu":
+        raise ValueError(f"this is for a CPU, and the model is on {device}; use torch.compile there")
+    from torch._inductor import config  # slow to import
+
+    # not as options of torch.compile, which does not freeze then
+    settings = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
+    step = torch.compile(model.decode, dynamic=True)
+
+    def decode(*args: Any, **kwargs: Any) -> Tensor:
+        with config.patch(settings):  # read whenever a step is of a new kind
+            return step(*args, **kwargs)
+
+    fast = copy.copy(model)
+    fast.decode = decode  # type: ignore[method-assign]
+    fast.new_cache = partial(model.new_cache, room)  # type: ignore[method-assign]
+    return fast
 
 # %% ../nbs/12_decoding.ipynb #c01b0004
 def in_eight_bits(model: nn.Module) -> nn.Module:

@@ -412,9 +412,9 @@ class Transformer(Model):
         states = self.states(tgt, *self.encode(src))
         return self.output(states) if project else states
 
-    def new_cache(self) -> DecoderCache:
-        """Return an empty cache for `decode`."""
-        return DecoderCache(self.config.n_layers)
+    def new_cache(self, room: int = 0) -> DecoderCache:
+        """Return an empty cache for `decode`, perhaps with room for so many target positions."""
+        return DecoderCache(self.config.n_layers, room)
 
     @staticmethod
     def wrong_sizes(config: TransformerConfig, shapes: Mapping[str, Sequence[int]]) -> list[str]:

@@ -50,7 +50,13 @@ class KeyValueCache:
 
     They lie in a buffer that is made larger than needed and doubles when full, so that adding a
     position copies that position alone. What the first call brings gets no more room than it
-    needs: cross-attention never adds to it. ``length`` is the number of positions held.
+    needs, or than is asked for: cross-attention never adds to it. ``length`` is the number of
+    positions held.
+
+    Parameters
+    ----------
+    room
+        Positions to have room for from the start.
 
     Notes
     -----
@@ -58,8 +64,8 @@ class KeyValueCache:
     are needed, as in ``torch.inference_mode()``.
     """
 
-    def __init__(self) -> None:
-        self.length = 0
+    def __init__(self, room: int = 0) -> None:
+        self.length, self.room = 0, room
         self._buffer: Tensor | None = None  # keys, then values: (2, b, h, room, k)
 
     @property
@@ -88,20 +94,22 @@ class KeyValueCache:
         """
         new = torch.stack([key, value])  # (2, b, h, t, k)
         end = self.length + key.size(2)
+        if self._buffer is None and end >= self.room:
+            self._buffer, self.length = new, end
+            return
         if self._buffer is None:
-            self._buffer = new
+            self._buffer = self._empty(new, self.room)
         elif self._kind(new) != self._kind(self._buffer):
             own, given = ("{} in {} on {}".format(*self._kind(x)) for x in (self._buffer, new))
             raise ValueError(
                 f"the cache holds (sentences, heads, width) = {own}, and is given {given}; "
                 "each layer and each batch needs a cache of its own"
             )
-        else:
-            if end > self._buffer.size(3):
-                held = self._held()
-                self._buffer = new.new_empty((*held.shape[:3], max(32, 2 * end), held.size(4)))
-                self._held().copy_(held)
-            self._buffer[..., self.length : end, :] = new
+        elif end > self._buffer.size(3):
+            held = self._held()
+            self._buffer = self._empty(held, max(32, 2 * end))
+            self._held().copy_(held)
+        self._buffer[..., self.length : end, :] = new
         self.length = end
 
     def select(self, rows: Int[Tensor, " r"]) -> None:
@@ -123,6 +131,11 @@ class KeyValueCache:
         if self._buffer is None:
             raise ValueError("the cache is empty: nothing has been appended to it")
         return self._buffer[..., : self.length, :]
+
+    @staticmethod
+    def _empty(x: Tensor, room: int) -> Tensor:
+        """Return a buffer for keys and values like ``x``, with so much room."""
+        return x.new_empty((*x.shape[:3], room, x.size(4)))
 
     @staticmethod
     def _kind(x: Tensor) -> tuple[tuple[int, ...], torch.dtype, torch.device]:

@@ -13,12 +13,13 @@ from .base import Peer
 from .ct2 import CTranslate2, CTranslate2Int8, CTranslate2Int8Workers, CTranslate2Workers
 from .labml import Labml
 from .marian import Marian
-from .ours import Naive, Ours, OursInt8, OursInWorkers
+from .ours import Naive, Ours, OursCompiled, OursInt8, OursInWorkers
 from .own import TorchTransformer
 from .xtransformers import XTransformers
 
 PEERS: list[type[Peer]] = [
     Ours,
+    OursCompiled,
     TorchTransformer,
     Marian,
     XTransformers,

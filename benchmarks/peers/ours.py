@@ -1,13 +1,14 @@
-"""The package itself: as a user has it, in several processes, in eight bits, and the naive loop."""
+"""The package itself: as a user has it, compiled, in workers, in eight bits, and the naive loop."""
 
 import copy
 
 import torch
 from torch import Tensor
 
-from transformer_lit.data import Batch
+from transformer_lit.data import PAD, Batch
 from transformer_lit.decoding import (
     beam_search,
+    compiled,
     greedy_search,
     in_eight_bits,
     lay_out_by_columns,
@@ -108,3 +109,26 @@ class OursInt8(Ours):
 
     def load(self, model: Transformer) -> None:
         self.net = in_eight_bits(model)
+
+
+class OursCompiled(Ours):
+    """The package with compiled steps of decoding."""
+
+    name = "transformer_lit, compiled"
+    train = None
+
+    def load(self, model: Transformer) -> None:
+        self.net = compiled(model)
+
+    @torch.inference_mode()
+    def difference(self, model: Transformer, src: Tensor, tgt: Tensor) -> float:
+        """Compare the logits of its steps, one sentence after the other, as it is measured."""
+        worst = 0.0
+        for one, said in zip(src, tgt, strict=True):
+            one, said = one[one != PAD][None], said[said != PAD][None]
+            memory, mask = self.net.encode(one)
+            cache = self.net.new_cache()
+            steps = [self.net.decode(t, memory, mask, cache) for t in said.split(1, dim=1)]
+            apart = (torch.cat(steps, dim=1) - model(one, said)).abs().max().item()
+            worst = max(worst, apart)
+        return worst

@@ -546,6 +546,13 @@ MULTI_HEAD = [
         "test_multi_head.test_the_buffer_doubles_when_full",
     ),
     Mutant(
+        "cache without the room that was asked for",
+        "multi_head",
+        "if self._buffer is None and end >= self.room:",
+        "if self._buffer is None:",
+        "test_multi_head.test_the_buffer_doubles_when_full",
+    ),
+    Mutant(
         "W^O forgotten",
         "multi_head",
         "return self.out_proj(merge_heads(output))",
@@ -1784,6 +1791,20 @@ GPU = [
 ]
 
 USE = [
+    Mutant(
+        "compiled steps of a cache that grows",
+        "decoding",
+        "partial(model.new_cache, room)",
+        "model.new_cache",
+        "test_decoding.test_compiled_steps_are_of_few_kinds",
+    ),
+    Mutant(
+        "compiling changes the model itself",
+        "decoding",
+        "fast = copy.copy(model)",
+        "fast = model",
+        "test_decoding.test_compiled_steps_write_the_same",
+    ),
     Mutant(
         "first beams all alike",
         "decoding",
