@@ -334,12 +334,11 @@ def compiled(model: Transformer, room: int = 256) -> Transformer:
         raise ValueError(f"this is for a CPU, and the model is on {device}; use torch.compile there")
     from torch._inductor import config  # slow to import
 
-    # not as options of torch.compile, which does not freeze then
-    settings = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
-    step = torch.compile(model.decode, dynamic=True)
+    own_products: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "CPP"}
+    step = torch.compile(model.decode, dynamic=True, options=own_products)
 
     def decode(*args: Any, **kwargs: Any) -> Tensor:
-        with config.patch(settings):  # read whenever a step is of a new kind
+        with config.patch(freezing=True):  # among the options of torch.compile it does nothing
             return step(*args, **kwargs)
 
     fast = copy.copy(model)
