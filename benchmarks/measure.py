@@ -205,5 +205,8 @@ def machine() -> dict[str, object]:
 
 def commit() -> str:
     """Return the commit that is measured, marked if there are changes; nothing without git."""
-    command = ["git", "-C", str(root()), "describe", "--always", "--abbrev=12", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    git = ["git", "-C", str(root())]
+    name = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
+    but_results = [".", ":!benchmarks/results"]  # which the works before may have written
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *but_results]).returncode == 1
+    return name.stdout.strip() + "-dirty" * changed

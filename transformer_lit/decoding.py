@@ -331,7 +331,7 @@ def compiled(model: Transformer, room: int = 256) -> Transformer:
     check_evaluating(model)
     device = next(model.parameters()).device
     if device.type != "cpu":
-        raise ValueError(f"this is for a CPU, and the model is on {device}; use torch.compile there")
+        raise ValueError(f"this is for a CPU, and the model is on {device}: use torch.compile")
     from torch._inductor import config  # slow to import
 
     own_products: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "CPP"}
