@@ -336,13 +336,15 @@ def compiled(model: Transformer, room: int = 256) -> Transformer:
     device = next(model.parameters()).device
     if device.type != "cpu":
         raise ValueError(f"this is for a CPU, and the model is on {device}: use torch.compile")
-    from torch._inductor import config  # slow to import
+    from torch._dynamo import config as tracing  # slow to import
+    from torch._inductor import config as writing
 
     own_products: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "CPP"}
     step = torch.compile(model.decode, dynamic=True, options=own_products)
 
     def decode(*args: Any, **kwargs: Any) -> Tensor:
-        with config.patch(freezing=True):  # among the options of torch.compile it does nothing
+        # among the options of torch.compile freezing does nothing; and 8 kinds may be too few
+        with writing.patch(freezing=True), tracing.patch(recompile_limit=64):
             return step(*args, **kwargs)
 
     fast = copy.copy(model)
