@@ -170,10 +170,10 @@ def peak_memory() -> int:
     return most if sys.platform == "darwin" else most * 1024
 
 
-def fresh(*arguments: str) -> str:
+def fresh(*arguments: str, **environment: str) -> str:
     """Run Python anew with these arguments, in the repository, and return what it writes."""
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=root())
+    command, env = [sys.executable, *arguments], {**os.environ, **environment}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=root(), env=env)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)[:300]} failed: {done.stdout[-1000:]}")
     return done.stdout

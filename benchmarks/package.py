@@ -32,18 +32,19 @@ def book(choice: Choice) -> Found:
 
 
 def notebooks(choice: Choice) -> Found:
-    """How long all notebooks take to run, two at a time."""
+    """How long all notebooks take to run, two at a time, with a thread each."""
     nbs = [*(root() / "nbs").glob("[0-9]*.ipynb"), *(root() / "nbs/checks").glob("[0-9]*.ipynb")]
     options = ["-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile"]
     options += ["--nbval", "--nbval-current-env", "--nbval-sanitize-with", "nbs/sanitize.cfg"]
-    return timed("all notebooks", ["-m", "pytest", *options, *map(str, sorted(nbs))], 8 * 60)
+    arguments = ["-m", "pytest", *options, *map(str, sorted(nbs))]
+    return timed("all notebooks", arguments, 8 * 60, OMP_NUM_THREADS="1")
 
 
-def timed(what: str, arguments: list[str], wanted: float) -> Found:
+def timed(what: str, arguments: list[str], wanted: float, **environment: str) -> Found:
     """Run Python once, and judge how long it takes."""
     found = Found()
     start = time.perf_counter()
-    fresh(*arguments)
+    fresh(*arguments, **environment)
     seconds = time.perf_counter() - start
     found.note("once", what, [seconds], "s")
     found.mark(what, seconds, wanted, " s", at_least=False, tie=False)
