@@ -63,7 +63,7 @@ def decoding(choice: Choice, sentences: int, what: str, only: tuple[type[Peer], 
     for size, config in choice.models():
         src = random_ids(config, sentences, choice.scale.length, 5)
         method = "beam" if what == "beam" else "greedy"
-        slow = {OursCompiled} if sentences > 1 else set()  # to compile for each number that is left
+        slow = {OursCompiled} if sentences > 1 else set()  # made for few rows
         if what == "greedy" and size == "B":
             slow.add(TorchTransformer)  # more than a minute each
         able = [peer for peer in choice.able(method, *only) if peer not in slow]

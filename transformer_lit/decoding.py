@@ -307,9 +307,10 @@ def lay_out_by_columns(model: nn.Module) -> None:
 def compiled(model: Transformer, room: int = 256) -> Transformer:
     """Return a model with the same weights, whose steps of decoding are compiled for this CPU.
 
-    It needs a compiler for C++. Each kind of step is compiled when it first comes, which takes from
-    seconds to a minute: the first of a sentence and those that follow; for one row and for several;
-    with padding in the source and without; with one target for each source, or several.
+    It is for few sentences at a time; many may be written faster by the model as it is. It needs a
+    compiler for C++. Each kind of step is compiled when it first comes, which takes from seconds to
+    a minute: the first of a sentence and those that follow; for one row and for several; with
+    padding in the source and without; with one target for each source, or several.
 
     Parameters
     ----------
