@@ -255,7 +255,7 @@ def schemes(tab):
     for scheme in ("dark", "light") if dark else ("light", "dark"):
         tab.emulate_media(color_scheme=scheme)
         if tab.evaluate("document.documentElement.dataset.mode"):  # a script follows the system
-            tab.locator(f"html[data-theme={scheme}]").wait_for(state="attached", timeout=5000)
+            tab.locator(f"html[data-theme={scheme}]").wait_for(state="attached", timeout=20_000)
         yield scheme
 
 
@@ -416,15 +416,15 @@ def test_term_shows_its_meaning(visit, address):
     term, meaning = tab.locator("a.term").first, tab.locator("#meaning")
     assert not meaning.is_visible()
     term.hover()
-    meaning.wait_for(state="visible", timeout=5000)
+    meaning.wait_for(state="visible", timeout=20_000)
     assert meaning.inner_text() == term.get_attribute("data-meaning")
     meaning.hover()
     tab.wait_for_timeout(400)
     assert meaning.is_visible(), "it must stay while the pointer is on it"
     tab.mouse.move(0, 0)
-    meaning.wait_for(state="hidden", timeout=5000)
+    meaning.wait_for(state="hidden", timeout=20_000)
     term.focus()
-    meaning.wait_for(state="visible", timeout=5000)
+    meaning.wait_for(state="visible", timeout=20_000)
     assert term.get_attribute("aria-describedby") == "meaning"
     tab.keyboard.press("Escape")
     assert not meaning.is_visible()
@@ -433,7 +433,7 @@ def test_term_shows_its_meaning(visit, address):
     phone.goto(address + "nbs/02_attention.html")
     term, meaning = phone.locator("a.term").first, phone.locator("#meaning")
     term.tap()
-    meaning.wait_for(state="visible", timeout=5000)
+    meaning.wait_for(state="visible", timeout=20_000)
     box = meaning.bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= NARROW["width"]
     term.tap()
@@ -489,7 +489,7 @@ def test_what_is_too_wide_says_so(visit, address):
         assert wide > seen and "gradient" in ground
         box.focus()
         tab.keyboard.press("ArrowRight")
-        tab.wait_for_function(f"document.querySelector('{kind}').scrollLeft > 0", timeout=5000)
+        tab.wait_for_function(f"document.querySelector('{kind}').scrollLeft > 0", timeout=20_000)
     picture = box.locator("img")
     assert picture.evaluate("e => [e.clientWidth, e.clientHeight].join('x')") == "x".join(
         picture.get_attribute(side) for side in ("width", "height")
@@ -556,8 +556,8 @@ def test_search_finds(visit, address, place):
     start = address if place == "server" else f"{HTML.as_uri()}/"
     for words, page in SEARCHES.items():
         tab.goto(f"{start}search.html?q={quote(words)}")
-        tab.locator("#search-results ul.search li a").first.wait_for(timeout=10_000)
-        tab.locator(".search-summary").get_by_text("finished").wait_for(timeout=10_000)
+        tab.locator("#search-results ul.search li a").first.wait_for(timeout=20_000)
+        tab.locator(".search-summary").get_by_text("finished").wait_for(timeout=20_000)
         links = tab.locator("#search-results ul.search > li > a").evaluate_all(
             "all => all.slice(0, 3).map(a => a.getAttribute('href'))"
         )
@@ -570,7 +570,7 @@ def test_search_takes_anything(visit, address):
     for words in ("constructor", "__proto__", "<img src=x onerror=alert(1)>", "(((", "\\", "注意"):
         tab.goto(f"{address}search.html?q={quote(words)}")
         said = tab.locator(".search-summary").filter(has_text=re.compile("finished|did not match"))
-        said.wait_for(timeout=10_000)
+        said.wait_for(timeout=20_000)
         assert not tab.locator("#search-results img").count() and not tab.evaluate(SIDEWAYS)
 
 
@@ -580,7 +580,7 @@ def test_search(visit, address):
     tab.keyboard.press("Control+K")
     tab.keyboard.type("attention")
     tab.keyboard.press("Enter")
-    tab.locator('#search-results a[href*="nbs/02_attention.html"]').first.wait_for(timeout=10_000)
+    tab.locator('#search-results a[href*="nbs/02_attention.html"]').first.wait_for(timeout=20_000)
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
@@ -592,7 +592,7 @@ def test_solution_opens_with_the_keyboard(visit, address, size):
     assert not code.is_visible()
     solution.locator("button").first.focus()
     tab.keyboard.press("Enter")
-    code.wait_for(state="visible", timeout=5000)
+    code.wait_for(state="visible", timeout=20_000)
 
 
 @pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no scripts"])
@@ -607,7 +607,7 @@ def test_quiz(visit, address, scripts):
         assert not explanation.is_visible()
         choice.locator("summary").focus()
         tab.keyboard.press("Enter")
-        explanation.wait_for(state="visible", timeout=5000)
+        explanation.wait_for(state="visible", timeout=20_000)
         assert said in choice.inner_text()
     if scripts:
         score = tab.locator(".quiz-score")

@@ -378,7 +378,7 @@ def test_a_signal_saves_and_ends(pairs, tmp_path, number, code):
     assert "from step 0" in process.stderr.readline()
     time.sleep(1.5)
     process.send_signal(number)
-    said = process.communicate(timeout=30)[1]
+    said = process.communicate(timeout=120)[1]
     assert process.returncode == code and "Traceback" not in said, said
     step = torch.load(folder / "training.pt", weights_only=True)["step"]
     assert step > 0 and f"Stopped at step {step}; the last checkpoint is of step {step}" in said

@@ -410,7 +410,7 @@ def start(command: list[str], **options) -> subprocess.Popen:
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:
     """Return exit status, output and errors of a program, or end it after two minutes."""
     try:
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=600)
     finally:
         process.kill()
     return process.returncode, output, errors

@@ -404,7 +404,7 @@ def test_on_a_phone_to_the_ear_and_on_paper(visit, address, page):
         still = place.locator("xpath=ancestor::figure").locator("img")
         assert place.is_visible() and not still.is_visible()
         tab.emulate_media(media="print")
-        still.wait_for(state="visible", timeout=5000)
+        still.wait_for(state="visible", timeout=20_000)
         assert not place.is_visible() and len(still.get_attribute("alt")) > 50
         tab.emulate_media(media="screen")
 
@@ -425,7 +425,7 @@ def test_a_figure_that_fails_stays_still(browser, address):
     broken = "literate.figures.masks = () => { throw new Error('broken'); };"
     tab.route("**/figures/masks.js*", lambda route: route.fulfill(body=broken))
     tab.goto(f"{address}nbs/07_decoder.html")
-    tab.locator(".tag_movable figure img").wait_for(state="visible", timeout=5000)
+    tab.locator(".tag_movable figure img").wait_for(state="visible", timeout=20_000)
     assert not tab.locator("div.movable").count()
     assert any("masks stays as it is" in text for text in said)
     context.close()
