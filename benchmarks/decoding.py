@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from transformer_lit.data import BOS, date_pairs, read_multi30k
-from transformer_lit.decoding import greedy_search
+from transformer_lit.decoding import PackedLinear, greedy_search
 from transformer_lit.model import Transformer
 from transformer_lit.translation import Translator, bleu, exact_match
 
@@ -133,28 +133,31 @@ def by_kind(events: Iterable[Any]) -> dict[str, float]:
 
 @torch.inference_mode()
 def rows(choice: Choice) -> Found:
-    """The products of a token in a single sentence, alone, and one look at all of their weights."""
+    """The products of a step alone, for one sentence and many, and a look at all its weights."""
     found = Found()
     before = torch.get_num_threads()
     for size, config in choice.models():
         weights = used_by_a_token(model_for(config))
         columns = [w.t().contiguous().t() for w in weights]
+        blocks = [PackedLinear(w, None).eval() for w in weights]
         halves = [torch.stack(w.t().chunk(2, dim=1)) for w in weights]
         together = torch.cat([w.flatten() for w in weights])
-        one = {n: torch.randn(1, n) for n in {w.size(1) for w in weights}}
-        two = {n: x.expand(2, 1, n) for n, x in one.items()}
-        subjects = {
-            "by rows": partial(multiply, F.linear, one, weights),
-            "by columns": partial(multiply, F.linear, one, columns),
-            "in two halves": partial(multiply, torch.bmm, two, halves),
-            "the sum of the weights": together.sum,
-        }
-        for threads in (1, choice.threads):
-            torch.set_num_threads(threads)
-            for name, timing in choice.turns(subjects).items():
-                found.note(
-                    f"{size}, threads: {threads}", name, [1000 * s for s in timing.samples], "ms"
-                )
+        for n in (1, choice.scale.sentences):
+            xs = [torch.randn(n, w.size(1)) for w in weights]
+            subjects: dict[str, Callable[[], object]] = {
+                "by rows": partial(multiply, F.linear, xs, weights),
+                "by columns": partial(multiply, F.linear, xs, columns),
+                "packed": partial(multiply, lambda x, layer: layer(x), xs, blocks),
+            }
+            if n == 1:
+                twice = [x.expand(2, *x.shape) for x in xs]
+                subjects["in two halves"] = partial(multiply, torch.bmm, twice, halves)
+                subjects["the sum of the weights"] = together.sum
+            for threads in (1, choice.threads):
+                torch.set_num_threads(threads)
+                for name, timing in choice.turns(subjects).items():
+                    milliseconds = [1000 * s for s in timing.samples]
+                    found.note(f"{size}, rows: {n}, threads: {threads}", name, milliseconds, "ms")
     torch.set_num_threads(before)
     return found
 
@@ -172,11 +175,11 @@ def used_by_a_token(model: Transformer) -> list[Tensor]:
 
 
 def multiply(
-    product: Callable[[Tensor, Tensor], Tensor], rows: dict[int, Tensor], weights: list[Tensor]
+    product: Callable[[Tensor, Any], Tensor], xs: list[Tensor], matrices: list[Any]
 ) -> None:
-    """Multiply each matrix by a row that is as long as its second axis."""
-    for w in weights:
-        product(rows[w.size(1)], w)
+    """Multiply each matrix by its rows."""
+    for x, matrix in zip(xs, matrices, strict=True):
+        product(x, matrix)
 
 
 def leaving(choice: Choice) -> Found:

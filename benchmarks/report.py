@@ -31,7 +31,7 @@ TITLES = {
     "single": "Greedy decoding of one sentence",
     "beam": "Decoding with a beam of 4",
     "shares": "Where the time of greedy decoding goes",
-    "rows": "Products with a single row",
+    "rows": "The products of a step",
     "leaving": "Sentences of mixed lengths",
     "quality": "What int8 costs in quality",
     "growth": "How the time grows",

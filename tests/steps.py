@@ -9,7 +9,7 @@ import torch
 from support import random_model
 
 from transformer_lit.data import EOS, pad
-from transformer_lit.decoding import beam_search, compiled, greedy_search
+from transformer_lit.decoding import beam_search, compiled, greedy_search, packed
 from transformer_lit.model import Transformer, TransformerConfig
 
 TINY = TransformerConfig(7, d_model=8, n_heads=2, d_ff=8, n_layers=2)
@@ -50,6 +50,7 @@ def alike() -> None:
     assert "decode" not in vars(plain) and fast.output.weight is plain.output.weight
     for lines in ([[3, EOS], [4, 5, 6, EOS], [3, 3, EOS]], [[3, 4, EOS]] * 2, [[5, EOS]]):
         same(fast, plain, lines, max_len=9, min_len=8)
+    same(compiled(packed(plain)), plain, [[3, EOS]], max_len=9, min_len=8)
 
 
 def kinds() -> None:

@@ -16,11 +16,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import random_model, random_tensor, randomise
+from torch.profiler import ProfilerActivity, profile
 
 from transformer_lit.data import BOS, EOS, PAD, pad
 from transformer_lit.decoding import (
     Drafts,
     Hypothesis,
+    PackedLinear,
     TranslationModel,
     beam_search,
     check_decoding,
@@ -32,11 +34,12 @@ from transformer_lit.decoding import (
     lay_out_by_columns,
     length_penalty,
     log_probabilities,
+    packed,
     sample,
     without_end,
 )
 from transformer_lit.model import Transformer, TransformerConfig
-from transformer_lit.multi_head import KeyValueCache
+from transformer_lit.multi_head import KeyValueCache, record_attention
 from transformer_lit.recurrent import RecurrentConfig, Seq2Seq
 from transformer_lit.training import smoothed_cross_entropy
 
@@ -267,6 +270,103 @@ def test_training_goes_on_from_columns(fused):
     for a, b in zip(*(one.parameters() for one in both), strict=True):
         torch.testing.assert_close(a, b)
     assert all(by_columns(both[1]))
+
+
+def made_of(model) -> set[type]:
+    """Return the types of the modules of a model."""
+    return {type(module) for module in model.modules()}
+
+
+@given(
+    seed=st.integers(0, 10_000), tie=st.sampled_from(["all", "output", "none"]), bias=st.booleans()
+)
+@few
+def test_packed_layers_give_the_same_logits(seed, tie, bias):
+    """At once, and step by step with the cache; also in a copy, which has weights of its own."""
+    model = build(seed, 7, tie=tie, bias=bias).float()
+    fast = packed(model)
+    src, tgt = torch.randint(3, 7, (2, 3, 5), generator=torch.Generator().manual_seed(seed))
+    with torch.inference_mode():
+        wanted = model(src, tgt)
+        torch.testing.assert_close(fast(src, tgt), wanted)
+        memory, mask = fast.encode(src)
+        cache = fast.new_cache()
+        steps = [fast.decode(t, memory, mask, cache) for t in tgt.split(1, dim=1)]
+        torch.testing.assert_close(torch.cat(steps, dim=1), wanted)
+    assert torch.nn.Linear in made_of(model) and torch.nn.Linear not in made_of(fast)
+    assert fast.tgt_embedding.tokens.weight is model.tgt_embedding.tokens.weight
+    other = copy.deepcopy(fast)
+    with torch.no_grad():
+        model.output.weight.zero_()
+        torch.testing.assert_close(other(src, tgt), wanted)
+
+
+def test_packed_layers_are_multiplied_by_onednn():
+    """The queries of cross-attention alone, where they are all that is asked for."""
+    model = random_model(TransformerConfig.tiny(30, d_model=32), 0)
+    fast = packed(model)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        greedy_search(fast, torch.randint(3, 30, (4, 9)), max_len=5)
+    calls = {event.key for event in profiler.key_averages()}
+    assert "mkldnn::_linear_pointwise" in calls and not calls & {"aten::addmm", "aten::linear"}
+    layer = fast.decoder.layers[0]
+    assert layer.cross_attention.in_proj._parts.keys() == {(0, 32), (32, 96)}
+    assert "_packed" not in vars(layer.cross_attention.in_proj)
+    assert "_packed" in vars(layer.self_attention.in_proj)
+
+
+def test_a_packed_model_goes_its_own_way():
+    """It stays in evaluation while the model is trained, and is neither trained nor saved."""
+    model = random_model(TransformerConfig.tiny(30, d_model=32, dropout=0.5), 0)
+    src, tgt = torch.randint(3, 30, (2, 4, 9))
+    fast = packed(model)
+    with torch.no_grad():
+        before = fast(src, tgt)
+        model.train()
+        assert fast(src, tgt).equal(before)
+        with pytest.raises(RuntimeError, match="cannot be trained; train the one it was made from"):
+            fast.train()(src, tgt)
+    with pytest.raises(ValueError, match="training mode"):
+        packed(model)
+
+
+def test_a_packed_model_is_not_saved(tmp_path):
+    with pytest.raises(ValueError, match="save the one it was made from"):
+        packed(random_model(TransformerConfig.tiny(30), 0)).save(tmp_path / "packed")
+    assert not (tmp_path / "packed").exists()
+
+
+def test_what_is_listened_to_stays_in_its_place():
+    """Else a hook would never be called, and a recording would stay empty."""
+    model, heard = random_model(TransformerConfig.tiny(30), 0), []
+    src, tgt = torch.randint(3, 30, (2, 2, 5))
+    linear = model.encoder.layers[0].feed_forward.linear1
+    handle = linear.register_forward_hook(lambda *_: heard.append(1))
+    with torch.inference_mode(), record_attention(model.decoder) as layers:
+        packed(model)(src, tgt)
+    assert heard == [1]
+    assert all(layer.weights is not None for layer in layers.values())
+    handle.remove()
+    assert torch.nn.Linear not in made_of(packed(model))
+
+
+def test_what_cannot_be_packed_is_used_as_it_is(monkeypatch):
+    """Other types, and a PyTorch without the library."""
+    src = pad(sources(7, 3, 0))
+    for model in (build(0, 7), build(0, 7).bfloat16()):
+        assert PackedLinear not in made_of(packed(model))
+        assert greedy_search(packed(model), src) == greedy_search(model, src)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    model = build(0, 7).float()
+    assert packed(model) is model
+
+
+def test_a_recurrent_model_is_packed():
+    model = recurrent(0, 7).float()
+    src, tgt = torch.randint(3, 7, (2, 3, 5))
+    with torch.inference_mode():
+        torch.testing.assert_close(packed(model)(src, tgt), model(src, tgt))
+    assert PackedLinear in made_of(packed(model))
 
 
 def run_steps(case: str) -> None:

@@ -19,7 +19,7 @@ from support import random_model, randomise, seeds
 
 import transformer_lit.translation
 from transformer_lit.data import BOS, EOS, PAD, TokenBatches, Tokenizer, date_pairs, date_years
-from transformer_lit.decoding import beam_search, greedy_search
+from transformer_lit.decoding import PackedLinear, beam_search, greedy_search, packed
 from transformer_lit.decoding import sample as draw
 from transformer_lit.model import Transformer, TransformerConfig, count_parameters
 from transformer_lit.recurrent import RecurrentConfig, Seq2Seq
@@ -197,6 +197,57 @@ def test_a_loaded_translator_is_ready_to_write(tmp_path):
     loaded.save(tmp_path / "again")
     files = [tmp_path / name / "model.safetensors" for name in ("own", "again")]
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_many_sentences_are_translated_by_packed_weights(monkeypatch):
+    """In the same words as few; and a change of the model between two calls is seen."""
+    packs = []
+
+    def noted(model):
+        packs.append(packed(model))
+        return packs[-1]
+
+    monkeypatch.setattr(transformer_lit.translation, "packed", noted)
+    own = translator()
+    assert own.many == 256
+    for write in (
+        lambda some: [[(text, 0.0)] for text in own.translate(some)],
+        lambda some: own.n_best(some, 2),
+        lambda some: own.sample(some, 2, seed=3),
+    ):
+        own.many = len(SENTENCES) + 1
+        few = write(SENTENCES)
+        assert not packs
+        own.many = len(SENTENCES)
+        many = write(SENTENCES)
+        assert len(packs) == 1 and PackedLinear in map(type, packs.pop().modules())
+        for some, others in zip(few, many, strict=True):
+            assert [text for text, _ in some] == [text for text, _ in others]
+            assert [x for _, x in some] == pytest.approx([x for _, x in others], rel=1e-4)
+    with torch.no_grad():
+        own.model.output.weight.neg_()
+    assert write(SENTENCES) != many
+
+
+def test_what_is_no_module_translates_many_sentences():
+    """A model of somebody else's need not be one."""
+
+    class Wrapped:
+        def __init__(self, model):
+            self.encode, self.decode, self.new_cache = model.encode, model.decode, model.new_cache
+            self.config, self.parameters, self.training = model.config, model.parameters, False
+
+        def eval(self):
+            return self
+
+    own = translator()
+    other = Translator(Wrapped(own.model), own.tokenizers[0])
+    other.many = 1
+    try:
+        found = other.translate(SENTENCES)
+    except AttributeError as error:
+        pytest.fail(str(error))
+    assert found == own.translate(SENTENCES)
 
 
 def test_a_folder_tells_its_kind(tmp_path):

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Hypothesis', 'log_probabilities', 'TranslationModel', 'check_evaluating', 'check_decoding', 'Drafts', 'without_end',
-           'write', 'greedy_search', 'lay_out_by_columns', 'compiled', 'in_eight_bits', 'length_penalty', 'beam_search',
-           'keep_top_k', 'keep_top_p', 'sample']
+           'write', 'greedy_search', 'lay_out_by_columns', 'PackedLinear', 'packed', 'compiled', 'in_eight_bits',
+           'length_penalty', 'beam_search', 'keep_top_k', 'keep_top_p', 'sample']
 
 # %% ../nbs/12_decoding.ipynb #588c8c38
 import copy
@@ -13,11 +13,12 @@ import math
 import random
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
@@ -302,6 +303,99 @@ def lay_out_by_columns(model: nn.Module) -> None:
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
             layer.weight.data = layer.weight.data.t().contiguous().t()
+
+# %% ../nbs/12_decoding.ipynb #c01d0004
+class PackedLinear(nn.Module):
+    """A linear layer for decoding, whose weights oneDNN packs when they are first used.
+
+    Parameters
+    ----------
+    weight
+        Of shape ``(out, in)``, in float32 on the CPU.
+    bias
+        Of shape ``(out,)``, or None.
+    """
+
+    def __init__(self, weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None):
+        super().__init__()
+        # not as parameters, so that nobody trains or saves them by mistake
+        self.weight = weight.detach()
+        self.bias = None if bias is None else bias.detach()
+        self._parts: dict[tuple[int, int], PackedLinear] = {}
+
+    @cached_property
+    def _packed(self) -> Tensor:
+        return torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
+
+    def forward(self, x: Float[Tensor, "*b i"]) -> Float[Tensor, "*b o"]:
+        """Return the product of ``x`` with the weights, plus the bias.
+
+        Raises
+        ------
+        RuntimeError
+            If the layer is in training mode.
+        """
+        if self.training:
+            raise RuntimeError("a packed model cannot be trained; train the one it was made from")
+        if torch.compiler.is_compiling():  # a compiler wants the weights as they were
+            return F.linear(x, self.weight, self.bias)
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+
+    def of_rows(self, rows: slice) -> "PackedLinear":
+        """Return the layer that gives these outputs alone; ``rows`` has a start and a stop."""
+        key = rows.start, rows.stop
+        if key not in self._parts:
+            bias = None if self.bias is None else self.bias[rows]
+            self._parts[key] = PackedLinear(self.weight[rows], bias).train(self.training)
+        return self._parts[key]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PackedLinear":
+        bias = None if self.bias is None else self.bias.clone()
+        return PackedLinear(self.weight.clone(), bias).train(self.training)
+
+
+def packed(model: nn.Module) -> Any:
+    """Return a model for decoding on a CPU that shares the weights, packed for oneDNN.
+
+    Parameters
+    ----------
+    model
+        In evaluation mode. Layers of other types than float32, on other devices, with hooks, or
+        whose attention is being recorded are used as they are, and so is all of the model if
+        PyTorch was built without oneDNN.
+
+    Returns
+    -------
+    nn.Module
+        It can be neither trained nor saved, and takes the memory of its linear layers once more.
+
+    Raises
+    ------
+    ValueError
+        If the model is in training mode.
+
+    Notes
+    -----
+    The weights are packed when they are first used. If they change, make a new one.
+
+    Examples
+    --------
+    >>> fast = Translator(packed(translator.model), *translator.tokenizers)
+    """
+    check_evaluating(model)
+    return _with_packed_layers(model) if torch.backends.mkldnn.is_available() else model
+
+
+def _with_packed_layers(module: nn.Module) -> nn.Module:
+    if module._forward_hooks or module._forward_pre_hooks or getattr(module, "record", False):
+        return module
+    if type(module) is nn.Linear:
+        weight = module.weight
+        fits = weight.dtype == torch.float32 and weight.device.type == "cpu"
+        return PackedLinear(weight, module.bias).eval() if fits else module
+    twin = copy.copy(module)  # which can be in evaluation mode while the first is trained
+    twin._modules = {n: m and _with_packed_layers(m) for n, m in module._modules.items()}
+    return twin
 
 # %% ../nbs/12_decoding.ipynb #c01c0004
 def compiled(model: Transformer, room: int = 256) -> Transformer:

@@ -309,11 +309,15 @@ class MultiHeadAttention(nn.Module):
 
     def _project(self, x: Tensor, first: int, last: int) -> list[Tensor]:
         """Multiply by rows ``first`` to ``last`` of (W^Q, W^K, W^V), one ``(b, h, t, k)`` each."""
-        if type(self.in_proj) is not nn.Linear:  # what was put in its place has no such rows
-            return self._heads(self.in_proj(x))[first:last]
         rows = slice(first * self.d_model, last * self.d_model)
-        bias = None if self.in_proj.bias is None else self.in_proj.bias[rows]
-        return self._heads(F.linear(x, self.in_proj.weight[rows], bias))
+        if type(self.in_proj) is nn.Linear:
+            bias = None if self.in_proj.bias is None else self.in_proj.bias[rows]
+            return self._heads(F.linear(x, self.in_proj.weight[rows], bias))
+        # another layer in its place may know how to do the same, or not
+        of_rows = getattr(self.in_proj, "of_rows", None)
+        if of_rows is not None:
+            return self._heads(of_rows(rows)(x))
+        return self._heads(self.in_proj(x))[first:last]
 
     def _heads(self, projected: Tensor) -> list[Tensor]:
         """Cut the columns of each matrix out of a product, and these into heads."""

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from transformer_lit.data import (
@@ -46,6 +46,7 @@ from transformer_lit.decoding import (
     beam_search,
     greedy_search,
     lay_out_by_columns,
+    packed,
     sample,
 )
 from .model import Model, Transformer, TransformerConfig, count_parameters
@@ -382,6 +383,8 @@ class Translator:
         BOS and EOS.
     """
 
+    many = 256  # sentences for which it pays to pack the weights
+
     def __init__(
         self,
         model: TranslationModel,
@@ -478,9 +481,10 @@ class Translator:
 
         def search(src: Int[Tensor, "b s"]) -> list[list[Hypothesis]]:
             if beam == 1:
-                return [[best] for best in greedy_search(self.model, src, min_len=min_len)]
-            return beam_search(self.model, src, beam, alpha=alpha, min_len=min_len)
+                return [[best] for best in greedy_search(model, src, min_len=min_len)]
+            return beam_search(model, src, beam, alpha=alpha, min_len=min_len)
 
+        model = self._writer(sentences)
         found = self._search(sentences, search, max_tokens // beam, progress)
         return [best[0].text if best else "" for best in found]
 
@@ -523,8 +527,9 @@ class Translator:
             raise ValueError(f"n must be from 1 to beam={width}, not {n}")
 
         def search(src: Int[Tensor, "b s"]) -> list[list[Hypothesis]]:
-            return beam_search(self.model, src, width, alpha=alpha, min_len=min_len, n_best=n)
+            return beam_search(model, src, width, alpha=alpha, min_len=min_len, n_best=n)
 
+        model = self._writer(sentences)
         return self._search(sentences, search, max_tokens // width, progress)
 
     def sample(
@@ -571,16 +576,22 @@ class Translator:
         check_sentences(sentences)
         options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         found = []
+        model = self._writer(sentences)
         # one by one: in a batch the last digits of a score hang on the others, and so may a draw
         bar = tqdm(sentences, unit="sentence", disable=not progress)
         for i, sentence in enumerate(bar, start=first):
             own = random.Random(f"{seed} {i}").getrandbits(63)  # whatever is drawn for the others
 
             def search(src: Int[Tensor, "b s"], own: int = own) -> list[list[Hypothesis]]:
-                return sample(self.model, src, n, min_len=min_len, seed=own, **options)
+                return sample(model, src, n, min_len=min_len, seed=own, **options)
 
             found += self._search([sentence], search, 1, False)
         return found
+
+    def _writer(self, sentences: Sequence[str]) -> Any:
+        """Return the model that translates so many sentences fastest."""
+        packs = len(sentences) >= self.many and isinstance(self.model, nn.Module)
+        return packed(self.model) if packs else self.model
 
     def _search(
         self,

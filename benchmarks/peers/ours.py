@@ -11,7 +11,7 @@ from transformer_lit.decoding import (
     compiled,
     greedy_search,
     in_eight_bits,
-    lay_out_by_columns,
+    packed,
 )
 from transformer_lit.model import Transformer
 from transformer_lit.training import Engine
@@ -26,16 +26,15 @@ class Ours(InTorch):
 
     def load(self, model: Transformer) -> None:
         self.net = copy.deepcopy(model)
-        lay_out_by_columns(self.net)  # as a translator is loaded
+        self.writer = packed(self.net.eval())
 
     def prepare(self) -> None:
-        """Make ready to train; the engine lays the matrices by rows again."""
         self.engine = Engine()
         self.engine.prepare(self.net)
         super().prepare()
 
     def logits(self, src: Tensor, tgt: Tensor) -> Tensor:
-        return self.net(src, tgt)
+        return self.writer(src, tgt)
 
     def train(self, batch: Batch) -> None:
         """Make a step as `Trainer` does, with its look at the gradient's norm."""
@@ -44,10 +43,10 @@ class Ours(InTorch):
         self.engine.step(self.optimizer, clip=0.0)
 
     def greedy(self, src: Tensor, n: int) -> list[list[int]]:
-        return [h.ids for h in greedy_search(self.net.eval(), src, max_len=n)]
+        return [h.ids for h in greedy_search(self.writer, src, max_len=n)]
 
     def beam(self, src: Tensor, n: int, size: int) -> list[list[int]]:
-        found = beam_search(self.net.eval(), src, size, max_len=n)
+        found = beam_search(self.writer, src, size, max_len=n)
         return [best.ids for best, *_ in found]
 
 
@@ -108,7 +107,7 @@ class OursInt8(Ours):
     train = None
 
     def load(self, model: Transformer) -> None:
-        self.net = in_eight_bits(model)
+        self.net = self.writer = in_eight_bits(model)
 
 
 class OursCompiled(Ours):
@@ -118,7 +117,7 @@ class OursCompiled(Ours):
     train = None
 
     def load(self, model: Transformer) -> None:
-        self.net = compiled(model)
+        self.net = self.writer = compiled(model)
         self.greedy(torch.full((1, 3), UNK), 3)  # now, since compiling is no part of its speed
 
     @torch.inference_mode()
