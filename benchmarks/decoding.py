@@ -99,7 +99,12 @@ def mark_decoding(found: Found, size: str, what: str) -> None:
 
 # What PyTorch calls the operations of each kind.
 KINDS = {
-    "products of matrices": ("aten::addmm", "aten::mm", "aten::bmm"),
+    "products of matrices": (
+        "mkldnn::_linear_pointwise",
+        "aten::addmm",
+        "aten::mm",
+        "aten::bmm",
+    ),
     "attention": ("aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_softmax"),
     "probabilities of the vocabulary": ("aten::_log_softmax", "aten::amax", "aten::argmax"),
     "copies": ("aten::copy_", "aten::cat", "aten::stack", "aten::index_select", "aten::index"),
