@@ -8,8 +8,10 @@
 * Scripts choose between light and dark. Without them the reader's system does (``automatic``).
 * Pictures are loaded when they come near the screen; each says its size, so that nothing jumps.
   One of many small parts keeps its size on a phone, and scrolls inside a box.
+* Reading numbers the chapters, one after the other; writing is shared by several processes.
 """
 
+import os
 import re
 import shutil
 import struct
@@ -236,8 +238,14 @@ def finish(app, error):
         lighten(app)
 
 
+def write_at_once(app, env):
+    """Let several processes write pages, now that all are read: numbering reads them in turn."""
+    app.parallel = 1 + (os.cpu_count() or 1)  # one hands out, the others write
+
+
 def setup(app):
     app.connect("config-inited", address)
+    app.connect("env-updated", write_at_once)
     app.connect("html-page-context", describe, priority=800)
     app.connect("build-finished", finish, priority=900)  # when the theme has written its colours
     return {"version": "0.1", "parallel_read_safe": True, "parallel_write_safe": True}
