@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import inspect
 import math
+import pickle
 import shutil
 import subprocess
 import sys
@@ -282,7 +283,7 @@ def made_of(model) -> set[type]:
 )
 @few
 def test_packed_layers_give_the_same_logits(seed, tie, bias):
-    """At once, and step by step with the cache; also in a copy, which has weights of its own."""
+    """At once, and step by step with the cache; also in copies, which have weights of their own."""
     model = build(seed, 7, tie=tie, bias=bias).float()
     fast = packed(model)
     src, tgt = torch.randint(3, 7, (2, 3, 5), generator=torch.Generator().manual_seed(seed))
@@ -295,10 +296,11 @@ def test_packed_layers_give_the_same_logits(seed, tie, bias):
         torch.testing.assert_close(torch.cat(steps, dim=1), wanted)
     assert torch.nn.Linear in made_of(model) and torch.nn.Linear not in made_of(fast)
     assert fast.tgt_embedding.tokens.weight is model.tgt_embedding.tokens.weight
-    other = copy.deepcopy(fast)
+    others = copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))
     with torch.no_grad():
         model.output.weight.zero_()
-        torch.testing.assert_close(other(src, tgt), wanted)
+        for other in others:
+            torch.testing.assert_close(other(src, tgt), wanted)
 
 
 def test_packed_layers_are_multiplied_by_onednn():
@@ -328,6 +330,14 @@ def test_a_packed_model_goes_its_own_way():
             fast.train()(src, tgt)
     with pytest.raises(ValueError, match="training mode"):
         packed(model)
+
+
+def test_packed_layers_follow_autocast():
+    """Attention gives bfloat16 there, and the weights are in float32."""
+    model = random_model(TransformerConfig.tiny(30, d_model=32), 0)
+    src, tgt = torch.randint(3, 30, (2, 4, 9))
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        assert packed(model)(src, tgt).equal(model(src, tgt))
 
 
 def test_a_packed_model_is_not_saved(tmp_path):

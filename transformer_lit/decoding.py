@@ -337,7 +337,8 @@ class PackedLinear(nn.Module):
         """
         if self.training:
             raise RuntimeError("a packed model cannot be trained; train the one it was made from")
-        if torch.compiler.is_compiling():  # a compiler wants the weights as they were
+        # these want the weights as they were
+        if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
             return F.linear(x, self.weight, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
 
@@ -349,9 +350,8 @@ class PackedLinear(nn.Module):
             self._parts[key] = PackedLinear(self.weight[rows], bias).train(self.training)
         return self._parts[key]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "PackedLinear":
-        bias = None if self.bias is None else self.bias.clone()
-        return PackedLinear(self.weight.clone(), bias).train(self.training)
+    def __getstate__(self) -> dict[str, Any]:  # what is packed can be neither copied nor pickled
+        return {n: x for n, x in vars(self).items() if n != "_packed"} | {"_parts": {}}
 
 
 def packed(model: nn.Module) -> Any:
