@@ -8,6 +8,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import warnings
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -295,7 +296,8 @@ def test_packed_layers_give_the_same_logits(seed, tie, bias):
         steps = [fast.decode(t, memory, mask, cache) for t in tgt.split(1, dim=1)]
         torch.testing.assert_close(torch.cat(steps, dim=1), wanted)
     assert torch.nn.Linear in made_of(model) and torch.nn.Linear not in made_of(fast)
-    assert fast.tgt_embedding.tokens.weight is model.tgt_embedding.tokens.weight
+    one, other = (m.tgt_embedding.tokens.weight for m in (fast, model))
+    assert one is not other and one.data_ptr() == other.data_ptr()  # the same numbers
     others = copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))
     with torch.no_grad():
         model.output.weight.zero_()
@@ -318,18 +320,63 @@ def test_packed_layers_are_multiplied_by_onednn():
 
 
 def test_a_packed_model_goes_its_own_way():
-    """It stays in evaluation while the model is trained, and is neither trained nor saved."""
+    """What is done to the one leaves the other as it is, but for the numbers of its weights."""
     model = random_model(TransformerConfig.tiny(30, d_model=32, dropout=0.5), 0)
     src, tgt = torch.randint(3, 30, (2, 4, 9))
     fast = packed(model)
     with torch.no_grad():
         before = fast(src, tgt)
         model.train()
+        model.encoder.register_forward_hook(lambda *_: 0)
         assert fast(src, tgt).equal(before)
-        with pytest.raises(RuntimeError, match="cannot be trained; train the one it was made from"):
-            fast.train()(src, tgt)
     with pytest.raises(ValueError, match="training mode"):
         packed(model)
+    fast.double()
+    fast.encoder.layers[0] = None
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert all(p.requires_grad for p in model.parameters())
+    assert model.encoder.layers[0] is not None
+
+
+def test_a_packed_model_is_neither_trained_nor_saved_nor_rounded(tmp_path):
+    """It says so, whichever model it was made from."""
+    src, tgt = torch.randint(3, 7, (2, 4, 9))
+    for model in (build(0, 7).float(), recurrent(0, 7).float()):
+        fast = packed(model)
+        model.save(tmp_path / "model")
+        kept = (tmp_path / "model/model.safetensors").read_bytes()
+        for one in (fast, in_eight_bits(model)):
+            with pytest.raises(ValueError, match="save the one it was made from"):
+                one.save(tmp_path / "model")
+        assert (tmp_path / "model/model.safetensors").read_bytes() == kept
+        with pytest.raises(ValueError, match="save the one it was made from"):
+            fast.state_dict()
+        with pytest.raises(ValueError, match="round the one it was made from"):
+            in_eight_bits(fast)
+        with torch.no_grad():
+            with pytest.raises(RuntimeError, match="train the one it was made from"):
+                fast.train()(src, tgt)
+            torch.testing.assert_close(fast.eval()(src, tgt), model(src, tgt))
+
+
+def test_packed_layers_pass_gradients_on():
+    """To what they read. And an error is that of other layers."""
+    layer = torch.nn.Linear(3, 2)
+    (fast,) = packed(torch.nn.Sequential(layer).eval())
+    x = torch.ones(4, 3, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's, where there is no gradient
+        fast(x).sum().backward()
+    assert x.grad is not None and torch.allclose(x.grad, layer.weight.sum(0).expand(4, 3))
+    for wrong in (torch.ones(4, 2), torch.ones(4, 3).double()):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied|same dtype"):
+            fast(wrong)
+
+
+def test_a_layer_in_two_places_is_packed_once():
+    layer = torch.nn.Linear(3, 3)
+    one, _, other = packed(torch.nn.Sequential(layer, torch.nn.ReLU(), layer).eval())
+    assert one is other and type(one) is PackedLinear
 
 
 def test_packed_layers_follow_autocast():
@@ -338,12 +385,6 @@ def test_packed_layers_follow_autocast():
     src, tgt = torch.randint(3, 30, (2, 4, 9))
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         assert packed(model)(src, tgt).equal(model(src, tgt))
-
-
-def test_a_packed_model_is_not_saved(tmp_path):
-    with pytest.raises(ValueError, match="save the one it was made from"):
-        packed(random_model(TransformerConfig.tiny(30), 0)).save(tmp_path / "packed")
-    assert not (tmp_path / "packed").exists()
 
 
 def test_what_is_listened_to_stays_in_its_place():
@@ -363,12 +404,16 @@ def test_what_is_listened_to_stays_in_its_place():
 def test_what_cannot_be_packed_is_used_as_it_is(monkeypatch):
     """Other types, and a PyTorch without the library."""
     src = pad(sources(7, 3, 0))
-    for model in (build(0, 7), build(0, 7).bfloat16()):
+    for model in (build(0, 7), build(0, 7).bfloat16()):  # the first in double precision
         assert PackedLinear not in made_of(packed(model))
         assert greedy_search(packed(model), src) == greedy_search(model, src)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     model = build(0, 7).float()
     assert packed(model) is model
+    monkeypatch.undo()
+    empty = torch.nn.Linear(1, 2)
+    empty.weight = torch.nn.Parameter(torch.empty(2, 0))
+    assert PackedLinear not in made_of(packed(torch.nn.Sequential(empty).eval()))
 
 
 def test_a_recurrent_model_is_packed():

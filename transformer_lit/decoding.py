@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Hypothesis', 'log_probabilities', 'TranslationModel', 'check_evaluating', 'check_decoding', 'Drafts', 'without_end',
-           'write', 'greedy_search', 'lay_out_by_columns', 'PackedLinear', 'packed', 'compiled', 'in_eight_bits',
-           'length_penalty', 'beam_search', 'keep_top_k', 'keep_top_p', 'sample']
+           'write', 'greedy_search', 'lay_out_by_columns', 'PackedLinear', 'packed', 'can_be_packed', 'compiled',
+           'in_eight_bits', 'length_penalty', 'beam_search', 'keep_top_k', 'keep_top_p', 'sample']
 
 # %% ../nbs/12_decoding.ipynb #588c8c38
 import copy
@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -318,7 +318,8 @@ class PackedLinear(nn.Module):
 
     def __init__(self, weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None):
         super().__init__()
-        # not as parameters, so that nobody trains or saves them by mistake
+        self.out_features, self.in_features = weight.shape
+        # not as parameters, so that nobody trains them by mistake
         self.weight = weight.detach()
         self.bias = None if bias is None else bias.detach()
         self._parts: dict[tuple[int, int], PackedLinear] = {}
@@ -335,20 +336,31 @@ class PackedLinear(nn.Module):
         RuntimeError
             If the layer is in training mode.
         """
-        if self.training:
-            raise RuntimeError("a packed model cannot be trained; train the one it was made from")
-        # these want the weights as they were
-        if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        self._check_evaluating()
+        if (  # where a packed matrix is not what is wanted, or cannot say well what is wrong
+            torch.compiler.is_compiling()
+            or torch.is_autocast_enabled("cpu")
+            or x.requires_grad
+            or (x.dtype, x.size(-1)) != (self.weight.dtype, self.in_features)
+        ):
             return F.linear(x, self.weight, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
 
     def of_rows(self, rows: slice) -> "PackedLinear":
         """Return the layer that gives these outputs alone; ``rows`` has a start and a stop."""
+        self._check_evaluating()
         key = rows.start, rows.stop
         if key not in self._parts:
             bias = None if self.bias is None else self.bias[rows]
-            self._parts[key] = PackedLinear(self.weight[rows], bias).train(self.training)
+            self._parts[key] = PackedLinear(self.weight[rows], bias).eval()
         return self._parts[key]
+
+    def _check_evaluating(self) -> None:
+        if self.training:
+            raise RuntimeError("a packed model cannot be trained; train the one it was made from")
+
+    def _save_to_state_dict(self, *_: Any) -> None:
+        raise ValueError("a packed model cannot be saved; save the one it was made from")
 
     def __getstate__(self) -> dict[str, Any]:  # what is packed can be neither copied nor pickled
         return {n: x for n, x in vars(self).items() if n != "_packed"} | {"_parts": {}}
@@ -376,26 +388,36 @@ def packed(model: nn.Module) -> Any:
 
     Notes
     -----
-    The weights are packed when they are first used. If they change, make a new one.
+    The weights of a layer are packed when it is first used. If they change, make a new model: this
+    one would go on with old weights in some of its layers, and new ones in others.
 
     Examples
     --------
     >>> fast = Translator(packed(translator.model), *translator.tokenizers)
     """
     check_evaluating(model)
-    return _with_packed_layers(model) if torch.backends.mkldnn.is_available() else model
-
-
-def _with_packed_layers(module: nn.Module) -> nn.Module:
-    if module._forward_hooks or module._forward_pre_hooks or getattr(module, "record", False):
-        return module
-    if type(module) is nn.Linear:
-        weight = module.weight
-        fits = weight.dtype == torch.float32 and weight.device.type == "cpu"
-        return PackedLinear(weight, module.bias).eval() if fits else module
-    twin = copy.copy(module)  # which can be in evaluation mode while the first is trained
-    twin._modules = {n: m and _with_packed_layers(m) for n, m in module._modules.items()}
+    if not torch.backends.mkldnn.is_available():
+        return model
+    # a copy of all but the numbers; and who records must find the maps in its own model
+    memo: dict[int, Any] = {id(b): b.detach() for b in model.buffers()}
+    memo |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    recording = [m for m in model.modules() if getattr(m, "record", False)]
+    twin = copy.deepcopy(model, memo | {id(m): m for m in recording})
+    blocks: dict[nn.Module, PackedLinear] = {}  # a layer may stand in several places
+    for parent in [m for m in twin.modules() if m not in recording]:
+        for name, child in parent._modules.items():
+            if can_be_packed(child):
+                blocks[child] = blocks.get(child) or PackedLinear(child.weight, child.bias).eval()
+                setattr(parent, name, blocks[child])
     return twin
+
+
+def can_be_packed(layer: nn.Module | None) -> TypeGuard[nn.Linear]:
+    """Tell whether oneDNN can multiply for a layer, and nobody listens to it."""
+    if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    weight = layer.weight
+    return weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.numel() > 0
 
 # %% ../nbs/12_decoding.ipynb #c01c0004
 def compiled(model: Transformer, room: int = 256) -> Transformer:
@@ -456,9 +478,13 @@ def in_eight_bits(model: nn.Module) -> nn.Module:
 
     Raises
     ------
+    ValueError
+        If the model is packed.
     RuntimeError
         If PyTorch was built without a library for such products.
     """
+    if any(isinstance(layer, PackedLinear) for layer in model.modules()):
+        raise ValueError("a packed model cannot be rounded; round the one it was made from")
     if torch.backends.quantized.engine == "none":
         raise RuntimeError(
             "this PyTorch cannot multiply in eight bits: its quantized engine is 'none', of "

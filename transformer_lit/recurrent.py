@@ -381,6 +381,10 @@ class Seq2Seq(Model):
     @staticmethod
     def wrong_sizes(config: RecurrentConfig, shapes: Mapping[str, Sequence[int]]) -> list[str]:
         """Say which sizes of a configuration are not those of saved weights, building nothing."""
-        name, sizes = "src_embedding.weight", (config.vocab_size, config.d_model)
-        found = tuple(shapes.get(name, ()))
-        return [] if found == sizes else [f"{name} is {found or 'missing'} and should be {sizes}"]
+        v, d = config.vocab_size, config.d_model
+        wrong = []
+        for name, sizes in (("src_embedding.weight", (v, d)), ("output.weight", (v, 3 * d))):
+            found = tuple(shapes.get(name, ()))
+            if found != sizes:
+                wrong.append(f"{name} is {found or 'missing'} and should be {sizes}")
+        return wrong

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from transformer_lit.data import (
@@ -479,12 +479,11 @@ class Translator:
         if beam < 1:
             raise ValueError(f"beam must be at least 1, not {beam}")
 
-        def search(src: Int[Tensor, "b s"]) -> list[list[Hypothesis]]:
+        def search(model: Any, src: Int[Tensor, "b s"]) -> list[list[Hypothesis]]:
             if beam == 1:
                 return [[best] for best in greedy_search(model, src, min_len=min_len)]
             return beam_search(model, src, beam, alpha=alpha, min_len=min_len)
 
-        model = self._writer(sentences)
         found = self._search(sentences, search, max_tokens // beam, progress)
         return [best[0].text if best else "" for best in found]
 
@@ -526,10 +525,9 @@ class Translator:
         if not 1 <= n <= width:
             raise ValueError(f"n must be from 1 to beam={width}, not {n}")
 
-        def search(src: Int[Tensor, "b s"]) -> list[list[Hypothesis]]:
+        def search(model: Any, src: Int[Tensor, "b s"]) -> list[list[Hypothesis]]:
             return beam_search(model, src, width, alpha=alpha, min_len=min_len, n_best=n)
 
-        model = self._writer(sentences)
         return self._search(sentences, search, max_tokens // width, progress)
 
     def sample(
@@ -576,27 +574,23 @@ class Translator:
         check_sentences(sentences)
         options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         found = []
-        model = self._writer(sentences)
         # one by one: in a batch the last digits of a score hang on the others, and so may a draw
         bar = tqdm(sentences, unit="sentence", disable=not progress)
         for i, sentence in enumerate(bar, start=first):
             own = random.Random(f"{seed} {i}").getrandbits(63)  # whatever is drawn for the others
 
-            def search(src: Int[Tensor, "b s"], own: int = own) -> list[list[Hypothesis]]:
+            def search(
+                model: Any, src: Int[Tensor, "b s"], own: int = own
+            ) -> list[list[Hypothesis]]:
                 return sample(model, src, n, min_len=min_len, seed=own, **options)
 
             found += self._search([sentence], search, 1, False)
         return found
 
-    def _writer(self, sentences: Sequence[str]) -> Any:
-        """Return the model that translates so many sentences fastest."""
-        packs = len(sentences) >= self.many and isinstance(self.model, nn.Module)
-        return packed(self.model) if packs else self.model
-
     def _search(
         self,
         sentences: Sequence[str],
-        search: Callable[[Tensor], list[list[Hypothesis]]],
+        search: Callable[[Any, Tensor], list[list[Hypothesis]]],
         max_tokens: int,
         progress: bool,
     ) -> list[list[Translation]]:
@@ -605,6 +599,8 @@ class Translator:
         sentences = [normal_form(sentence) for sentence in sentences]
         source, target = self.tokenizers
         config = self.model.config
+        packs = len(sentences) >= self.many and isinstance(self.model, Model)
+        model = packed(self.model) if packs else self.model
         encoded = [[*source.encode(sentence), config.eos] for sentence in sentences]
         results: list[list[Translation]] = [[] for _ in encoded]
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
@@ -618,7 +614,7 @@ class Translator:
                 chunk = [i for i in chunk if sentences[i]]
                 if not chunk:
                     continue
-                best = search(pad([encoded[i] for i in chunk], config.pad).to(device))
+                best = search(model, pad([encoded[i] for i in chunk], config.pad).to(device))
                 for i, hypotheses in zip(chunk, best, strict=True):
                     results[i] = [Translation(target.decode(h.ids), h.score) for h in hypotheses]
         return results
