@@ -2216,9 +2216,16 @@ USE = [
     Mutant(
         "sizes of a saved recurrent model not compared",
         "recurrent",
-        "return [] if found == sizes else",
-        "return [] if True else",
+        "if found != sizes:",
+        "if False:",
         "test_recurrent.test_weights_that_do_not_fit_are_refused_before_a_model_is_built",
+    ),
+    Mutant(
+        "layers of a recurrent model lost when it is saved",
+        "recurrent",
+        '(("src_embedding.weight", (v, d)), ("output.weight", (v, 3 * d)))',
+        '(("src_embedding.weight", (v, d)),)',
+        "test_decoding.test_a_packed_model_is_neither_trained_nor_saved_nor_rounded",
     ),
     Mutant(
         "sentences counted anew in each chunk",
