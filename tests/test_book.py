@@ -121,6 +121,13 @@ def test_colab_opens_the_notebook_of_the_page():
         assert found == ({wanted} if name.startswith("nbs/") else set()), page
 
 
+@pytest.mark.parametrize("path", [*NOTEBOOKS, *CHECKS], ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_on_colab_the_first_code_cell_installs_the_package(path):
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    first = "".join(next(cell for cell in cells if cell["cell_type"] == "code")["source"])
+    assert '"google.colab" in sys.modules' in first and "%pip install -q" in first
+
+
 @built
 def test_nothing_is_loaded_from_elsewhere():
     for page in pages():

@@ -51,9 +51,10 @@ def clean(nb):
         allowed_metadata_keys=KEPT_OF_NOTEBOOKS,
         allowed_cell_metadata_keys=KEPT_METADATA,
     )
-    if nb.cells[1:] and "google.colab" in nb.cells[1].source:
-        extra = "[pretrained]" if "transformer-lit[pretrained]" in nb.cells[1].source else ""
-        nb.cells[1].source = SETUP.format(extra=extra, address=address())
+    if not (nb.cells[1:] and nb.cells[1].source.startswith(SETUP.partition("\n\n")[0])):
+        nb.cells.insert(1, nbformat.v4.new_code_cell())
+    extra = "[pretrained]" if "transformer-lit[pretrained]" in nb.cells[1].source else ""
+    nb.cells[1].source = SETUP.format(extra=extra, address=address())
     count = 0
     for cell in nb.cells:
         if cell.cell_type == "code" and cell.source.strip():

@@ -525,7 +525,8 @@ def beam_search(
 
     A hypothesis ends when it is among the ``beam`` best of its step and says EOS. A sentence is
     done when no beginning that is alive can become one of its ``n_best`` any more. With a beam
-    of 1 this is `greedy_search` (but of two tokens that are equally likely it may take the other).
+    of 1 and an ``alpha`` of 0 this is `greedy_search` (but of two tokens that are equally likely it
+    may take the other).
 
     Parameters
     ----------

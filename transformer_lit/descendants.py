@@ -509,7 +509,10 @@ class LanguageModel(Model):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new weights: normal with deviation 0.02, as all three of them do; 0 for biases."""
+        """Draw new weights: normal with deviation 0.02, and 0 for biases.
+
+        GPT-2 draws the matrices that write to the stream smaller; that is left out.
+        """
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)

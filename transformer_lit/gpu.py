@@ -458,7 +458,7 @@ class Accelerator(Engine):
         if self.most is None:
             warnings.warn(
                 f"{what}, so it and its like are cut. Halving max_tokens and doubling accumulate "
-                "gives the same gradients, and saves the attempt",
+                "makes updates of about the same size, and saves the attempt",
                 stacklevel=2,
             )
         self.most = count(largest) // 2

@@ -8,6 +8,7 @@ __all__ = ['noticed', 'encoder_size', 'states', 'reach', 'shared_encoder', 'know
 # %% ../../nbs/checks/06_encoder.ipynb #7d3957e5
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 from ..attention import padding_mask
 from ..encoder import Encoder, EncoderLayer
@@ -155,13 +156,17 @@ def knows_order(answer):
 def from_torch(answer):
     """Check an `Encoder` that takes over the weights of PyTorch's."""
     g = torch.Generator().manual_seed(6)
-    for n, d, h, f, norm_first in (
-        (1, 8, 2, 16, False),
-        (2, 12, 3, 20, False),
-        (3, 8, 4, 12, True),
+    for n, d, h, f, activation, norm_first, last in (
+        (1, 8, 2, 16, F.relu, False, None),
+        (2, 12, 3, 20, F.relu, False, None),
+        (3, 8, 4, 12, F.relu, True, nn.LayerNorm(8)),
+        (2, 8, 2, 16, F.gelu, True, nn.LayerNorm(8)),
+        (2, 8, 2, 16, F.relu, False, nn.LayerNorm(8)),
+        (2, 8, 2, 16, F.relu, True, None),
     ):
-        layer = nn.TransformerEncoderLayer(d, h, f, batch_first=True, norm_first=norm_first)
-        last = nn.LayerNorm(d) if norm_first else None
+        layer = nn.TransformerEncoderLayer(
+            d, h, f, activation=activation, batch_first=True, norm_first=norm_first
+        )
         theirs = nn.TransformerEncoder(layer, n, last, enable_nested_tensor=False).eval()
         with torch.no_grad():  # norms and biases too, which all start alike
             for p in theirs.parameters():
@@ -176,6 +181,12 @@ def from_torch(answer):
         assert heads == h, f"It should have {h} heads: layers[0].self_attn.num_heads tells."
         assert ours.layers[0].residual1.norm_first == norm_first, (
             "Post-norm and pre-norm have the same weights: ask layers[0].norm_first."
+        )
+        assert isinstance(ours.norm, nn.LayerNorm) == (last is not None), (
+            "It should end with a norm if PyTorch's does, and with nn.Identity() if that is None."
+        )
+        assert ours.layers[0].feed_forward.activation == activation.__name__, (
+            f"Its activation should be {activation.__name__}: layers[0].activation tells."
         )
         x, dtype = torch.randn(2, 5, d, generator=g), next(ours.parameters()).dtype
         words = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
