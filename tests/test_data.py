@@ -371,6 +371,8 @@ WHOLE = gzip.compress(b"one\teins\n" * 99, mtime=0)
         ("a.tsv", "one\teins\n".encode("utf-16"), "UTF-16"),
         ("a.tsv", b"\xfe\xff" + "one\teins\n".encode("utf-16-be"), "UTF-16"),
         ("a.tsv", "one\teins\n".encode("utf-16-le"), "UTF-16"),
+        ("a.tsv", "你好\t你好\n欢迎\t再见\n".encode("utf-16-le"), "UTF-16"),
+        ("a.tsv", "你好\t你好\n欢迎\t再见\n".encode("utf-16-be"), "UTF-16"),
         ("a.tsv", bytes(range(128, 256)) * 9, "holds no sentence pairs"),
         ("a.tsv", WHOLE, "holds no sentence pairs"),
         ("a.gz", gzip.compress(b"", mtime=0), "holds no sentence pairs"),
@@ -452,7 +454,7 @@ def test_multi30k_is_read(form, tmp_path):
     next(tmp_path.glob("val.*")).unlink()
     with pytest.raises(FileNotFoundError, match=r"val\.en and val\.de.*val\.en-de\.tsv.*download_"):
         read_multi30k(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"train\.fr"):
+    with pytest.raises(FileNotFoundError, match=r"train\.fr.*German only"):
         read_multi30k(tmp_path, "fr")
 
 
@@ -486,8 +488,12 @@ def test_tatoeba_is_split_by_source(seed, held_out, tmp_path_factory):
 
 def test_tatoeba_may_come_in_two_parts(tmp_path):
     """Which stay as they are; and what is missing is named."""
-    with pytest.raises(FileNotFoundError, match=r"cmn\.txt nor cmn-eng\.zip nor train.*download_"):
+    with pytest.raises(
+        FileNotFoundError, match=r"cmn\.txt nor cmn-eng\.zip nor train.*download_.*'\)"
+    ):
         read_tatoeba(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"download_tatoeba\(.*, target='deu'\)"):
+        read_tatoeba(tmp_path, target="deu")
     (tmp_path / "train.tsv").write_text("a\tb\nc\td\n")
     with pytest.raises(FileNotFoundError, match="dev.tsv"):
         read_tatoeba(tmp_path)

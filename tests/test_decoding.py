@@ -477,7 +477,15 @@ def test_eight_bits_need_an_engine(monkeypatch):
     """The error names what there is."""
     monkeypatch.setattr(type(torch.backends.quantized), "engine", "none")
     with pytest.raises(RuntimeError, match="is .none., of"):
-        in_eight_bits(build(0, 7))
+        in_eight_bits(build(0, 7).float())
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_eight_bits_are_made_of_single_precision(kind):
+    """And not found wanting at the first step of decoding."""
+    model = Transformer(TransformerConfig.tiny(9, d_model=8, n_heads=2, d_ff=8, n_layers=1))
+    with pytest.raises(ValueError, match=f"only float32.* not {kind}"):
+        in_eight_bits(model.to(kind).eval())
 
 
 def test_what_a_search_asks_of_a_model():

@@ -651,6 +651,14 @@ def test_losses():
     assert hidden_token_loss(reader, ids, nothing) == 0
 
 
+def test_tokens_are_hidden_where_they_are():
+    """On the device of the ids, whatever draws the numbers."""
+    ids = torch.zeros(2, 3, dtype=torch.long, device="meta")
+    for source in (None, generator(0)):
+        hidden = hide_tokens(ids, ids == 0, 3, 9, generator=source)
+        assert hidden.ids.device == hidden.chosen.device == ids.device
+
+
 def test_fit_learns_and_stops():
     """The same seed gives the same losses; a loss that is not finite stops it."""
     losses, ids = [], torch.tensor([[1, 5, 6, 2]])

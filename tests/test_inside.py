@@ -21,6 +21,7 @@ from support import close, configs, random_model, random_tensor, randomise, seed
 
 from transformer_lit.data import BOS, EOS, PAD, Batch, Tokenizer, pad
 from transformer_lit.decoding import Hypothesis, greedy_search
+from transformer_lit.descendants import LanguageModel, LanguageModelConfig
 from transformer_lit.inside import (
     Maps,
     Reference,
@@ -93,6 +94,19 @@ def test_without_heads_is_zeroed_columns_of_the_output_projection(config, seed, 
     with without_heads(model, gone):
         close(logits(model, batch), logits(by_hand, batch))
     assert logits(model, batch).equal(before)
+
+
+def test_heads_may_be_wider_than_their_share():
+    """As in the language models, where a head has a width of its own."""
+    config = LanguageModelConfig.llama(
+        20, d_model=12, n_heads=3, d_k=10, n_kv_heads=1, d_ff=8, n_layers=1
+    )
+    model, ids = LanguageModel(config).eval(), torch.tensor([[1, 5, 6]])
+    by_hand = copy.deepcopy(model)
+    name, i = all_heads(model)[1]
+    by_hand.get_submodule(name).out_proj.weight.data[:, 10 * i : 10 * (i + 1)] = 0
+    with torch.inference_mode(), without_heads(model, [(name, i)]):
+        close(model(ids), by_hand(ids))
 
 
 def test_the_model_is_whole_again_after_an_error():

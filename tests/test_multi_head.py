@@ -215,6 +215,23 @@ def test_a_cache_of_another_source_is_refused():
         layer(x, torch.zeros(3, 5, 4), cache=cache)
 
 
+def test_a_refused_call_leaves_the_cache_as_it_was():
+    """Whatever is wrong: the same call, put right, gives what it would have given at once."""
+    layer, x = MultiHeadAttention(4, 2).eval(), random_tensor(0, 1, 3, 4)
+    own, cross = KeyValueCache(), KeyValueCache()
+    with torch.no_grad():
+        layer(x[:, :2], causal=True, cache=own)
+        for wrong, error in ((torch.ones(3), TypeError), (torch.ones(4).bool(), ValueError)):
+            with pytest.raises(error):
+                layer(x[:, 2:], mask=wrong, cache=own)
+        assert own.length == 2
+        close(layer(x[:, 2:], mask=torch.ones(3).bool(), cache=own), layer(x, causal=True)[:, 2:])
+        with pytest.raises(ValueError, match="3 queries and 3 keys"):
+            layer(x, x, torch.ones(2).bool(), cache=cross)
+        assert cross.length == 0
+        close(layer(x, x, cache=cross), layer(x, x))
+
+
 def test_the_cache_refuses_what_it_would_stretch():
     """One sentence would be written into the rows of all three, and float64 be rounded."""
     cache, key = KeyValueCache(), torch.zeros(3, 2, 1, 4)

@@ -551,6 +551,22 @@ def test_an_average_takes_long_sentences():
     trainer(average=2, model=dataclasses.replace(TINY, max_len=4)).train(progress=False)
 
 
+def test_another_distance_begins_the_average_anew(tmp_path):
+    """Weights that were kept at other steps are none of it."""
+    trainer(folder=tmp_path, steps=4, average=3).train(progress=False)
+    longer = trainer(folder=tmp_path, steps=9, average=3, average_every=3)
+    assert longer.resume() == 4 and not longer.snapshots
+    longer.train(progress=False)
+    assert len(longer.snapshots) == 2, "of steps 6 and 9"
+
+
+def test_an_average_keeps_the_type_of_the_weights():
+    t = trainer(average=2)
+    t.model.double()
+    t.train(progress=False)
+    assert {p.dtype for p in t.result.parameters()} == {torch.float64}
+
+
 def test_a_longer_training_averages_its_own_last_weights(tmp_path):
     """Resumed with more steps: the weights of steps 2 and 3 do not count at step 8."""
     trainer(folder=tmp_path, steps=3, average=2).train(progress=False)

@@ -425,6 +425,12 @@ def test_bleu_counts_words_or_characters():
         assert bleu([text], [text])[0] == pytest.approx(100)
     assert "tok:13a" in bleu(["a b c d"], ["a b c d"])[1]
     assert "tok:zh" in bleu(["日"], ["日"])[1]
+    for right, wrong in (
+        ("わたしはがくせいです", "わたしはがくせいでした"),
+        ("학생입니다", "학생이었다"),
+    ):
+        score, signature = bleu([wrong], [right])
+        assert "tok:char" in signature and 20 < score < 90, "zh would keep the letters together"
     score = bleu(["the cat sat on the hat"], ["the cat sat on the mat"])[0]
     assert score == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
     with pytest.raises(ValueError, match="0 hypotheses with 1 references"):

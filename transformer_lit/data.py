@@ -6,8 +6,8 @@
 __all__ = ['PAD', 'BOS', 'EOS', 'UNK', 'SPECIAL_TOKENS', 'Pair', 'DATE_FORMS', 'MULTI30K_HOME', 'MULTI30K_SHA256', 'TATOEBA_HOME',
            'date_years', 'write_date', 'date_pairs', 'Tokenizer', 'BadLine', 'unzip', 'read_lines', 'report_lines',
            'normal_form', 'read_pairs', 'split_pairs', 'Corpus', 'multi30k_files', 'read_multi30k', 'read_tatoeba',
-           'pairs_sha256', 'download', 'set_aside', 'download_multi30k', 'download_tatoeba', 'Batch', 'pad',
-           'TokenBatches']
+           'other_than_chinese', 'pairs_sha256', 'download', 'set_aside', 'download_multi30k', 'download_tatoeba',
+           'Batch', 'pad', 'TokenBatches']
 
 # %% ../nbs/09_data.ipynb #abea9fc1
 import calendar
@@ -277,8 +277,10 @@ def read_lines(path: Path) -> list[bytes]:
                 content = gzip.decompress(content)
     except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise ValueError(f"{path} is not a whole {path.suffix} file: {error}") from error
-    # text in UTF-16 has a zero in about every second byte
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")) or 3 * content.count(0) > len(content):
+    # in UTF-16 a zero stands beside each line's end, and is every second byte of Latin
+    beside = max(content.count(b"\n\0"), content.count(b"\0\n"))
+    zeros = 3 * content.count(0) > len(content) or 2 * beside > content.count(b"\n")
+    if zeros or content.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise ValueError(f"{path} is UTF-16, or not text at all: save it as UTF-8 first")
     lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     return lines[:-1] if lines[-1] == b"" else lines  # what follows the last line's end is no line
@@ -468,10 +470,12 @@ def read_multi30k(folder: str | Path, target: str = "de") -> Corpus:
     for split in ("train", "val", "test_2016_flickr"):
         files = multi30k_files(folder, split, target)
         if not files:
+            way_out = f"get Multi30k with download_multi30k({str(folder)!r})"
+            if target != "de":
+                way_out = "download_multi30k brings German only; get these by hand from the corpus"
             raise FileNotFoundError(
                 f"{folder} holds neither {split}.en and {split}.{target} nor "
-                f"{split}.en-{target}.tsv, plain or .gz; get Multi30k with "
-                f"download_multi30k({str(folder)!r})"
+                f"{split}.en-{target}.tsv, plain or .gz; {way_out}"
             )
         parts.append(read_pairs(*files))
     return Corpus(*parts)
@@ -514,8 +518,13 @@ def read_tatoeba(
         return Corpus(read_pairs(folder / "train.tsv"), read_pairs(folder / "dev.tsv"), [])
     raise FileNotFoundError(
         f"{folder} holds neither {target}.txt nor {target}-eng.zip nor train.tsv and dev.tsv; "
-        f"get Tatoeba with download_tatoeba({str(folder)!r})"
+        f"get Tatoeba with download_tatoeba({str(folder)!r}{other_than_chinese(target)})"
     )
+
+
+def other_than_chinese(target: str) -> str:
+    """Return how `read_tatoeba` and `download_tatoeba` are told a language that is not theirs."""
+    return "" if target == "cmn" else f", target={target!r}"
 
 # %% ../nbs/09_data.ipynb #444f6208
 # One version of the repository multi30k/dataset, and the SHA-256 of its English-German pairs.
@@ -671,7 +680,7 @@ def download_tatoeba(
     folder, name = Path(folder), f"{target}-eng.zip"
     way_out = (
         f"try again, or download {base}/{name} by hand into {folder}; "
-        f"read_tatoeba({str(folder)!r}) then reads it"
+        f"read_tatoeba({str(folder)!r}{other_than_chinese(target)}) then reads it"
     )
     with set_aside(folder, base, way_out) as aside:
         path = folder / name

@@ -190,11 +190,12 @@ class Decoder(nn.Module):
             The encoder's output, of shape ``(b, s, d)``. Either ``r = b``, a target for each
             source; or ``r`` is a multiple of it, and ``r / b`` neighbouring targets share one.
         mask
-            Boolean, broadcastable to ``(b, h, t, t)``; True means *may attend*. It holds in
+            Boolean, broadcastable to ``(r, h, t, t)``; True means *may attend*. It holds in
             addition to the causal mask, which always holds. With a cache, the last axis counts
             all positions so far, not the new ones alone.
         memory_mask
-            Boolean, broadcastable to ``(b, h, t, s)``: the source's padding mask.
+            Boolean, broadcastable to ``(b, h, t, s)``: the source's padding mask. Where targets
+            share a source, one row for all queries, as in ``(b, 1, 1, s)``.
         cache
             Keeps what was computed, so that the next call needs the new positions alone.
 

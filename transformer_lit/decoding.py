@@ -479,7 +479,7 @@ def in_eight_bits(model: nn.Module) -> nn.Module:
     Raises
     ------
     ValueError
-        If the model is packed.
+        If the model is packed, or its linear layers are not in single precision.
     RuntimeError
         If PyTorch was built without a library for such products.
     """
@@ -489,6 +489,11 @@ def in_eight_bits(model: nn.Module) -> nn.Module:
         raise RuntimeError(
             "this PyTorch cannot multiply in eight bits: its quantized engine is 'none', of "
             f"{torch.backends.quantized.supported_engines}; use the model as it is"
+        )
+    linear = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
+    if kinds := {layer.weight.dtype for layer in linear} - {torch.float32}:
+        raise ValueError(
+            f"only float32 can be rounded to eight bits, not {kinds.pop()}; use model.float()"
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated, but its successor wants a compiler

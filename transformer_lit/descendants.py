@@ -14,7 +14,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
@@ -676,7 +675,7 @@ def fit(
     losses: list[float] = []
     model.train()
     for step in range(steps):
-        rate = min((step + 1) / warmup, (steps - step) / max(1, steps - warmup))
+        rate = min((step + 1) / max(1, warmup), (steps - step) / max(1, steps - warmup))
         for group in optimizer.param_groups:
             group["lr"] = peak * min(1.0, rate)
         value = loss(generator)
@@ -788,10 +787,14 @@ def hide_tokens(
     generator
         Of random numbers.
     """
-    draw = partial(torch.rand, ids.shape, generator=generator)
+    options: dict[str, Any] = {"generator": generator, "device": generator and generator.device}
+
+    def draw() -> Tensor:
+        return torch.rand(ids.shape, **options).to(ids.device)
+
     chosen = may_hide & (draw() < share)
     fate = draw()
-    random = torch.randint(vocab_size, ids.shape, generator=generator)
+    random = torch.randint(vocab_size, ids.shape, **options).to(ids.device)
     hidden = torch.where(fate < 0.8, mask_id, torch.where(fate < 0.9, random, ids))
     return Hidden(torch.where(chosen, hidden, ids), chosen)
 

@@ -70,7 +70,7 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def pick_precision(device: torch.device, name: str = "auto") -> str:
-    """Return the precision of that name, or for ``"auto"`` the fastest that the device truly has.
+    """Return the precision of that name; for ``"auto"`` bf16 or fp16 where a GPU truly has it.
 
     Parameters
     ----------
@@ -262,7 +262,7 @@ class Speed(NamedTuple):
 
     seconds: float  # of a step
     tokens: float  # of the target, in a second
-    memory: int  # bytes beyond the weights, at the highest point of a step
+    memory: int  # bytes beyond weights and Adam's means, at the highest point of a step
 
 
 def measure_training(
@@ -426,6 +426,8 @@ class Accelerator(Engine):
         self, batches: Sequence[Batch], seeds: Sequence[int], n_tokens: int, smoothing: float
     ) -> float:
         """Do as `Engine.gradient`; batches that do not fit into memory are halved.
+
+        When that happens, gradients from before this call are lost: make one call an update.
 
         Raises
         ------

@@ -270,12 +270,12 @@ def without_heads(
         layer = layers[name]
         silent = torch.zeros(layer.n_heads, dtype=torch.bool)
         silent[gone[name]] = True
-        silent = silent.repeat_interleave(layer.d_model // layer.n_heads)  # (d,)
 
         def hook(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-            (x,) = inputs  # (b, t, d): the outputs of all heads, side by side
+            (x,) = inputs  # (b, t, h * k): the outputs of all heads, side by side
             instead = x.new_zeros(()) if means is None else means[name].to(x)
-            return (torch.where(silent.to(x.device), instead, x),)
+            here = silent.repeat_interleave(x.size(-1) // layer.n_heads).to(x.device)
+            return (torch.where(here, instead, x),)
 
         return layer.out_proj.register_forward_pre_hook(hook)
 

@@ -98,7 +98,8 @@ def layer_norm(
     Returns
     -------
     Tensor
-        Of the shape and the type of ``x``. A vector whose entries are all equal becomes ``bias``.
+        Of the shape and the type of ``x``. Of a vector whose entries are
+        all equal little is left but ``bias``: what rounding makes of the difference to its mean.
     """
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
     mean = exact.mean(dim=-1, keepdim=True)

@@ -102,8 +102,8 @@ class TransformerConfig(ModelConfig):
     pad
         Id of the padding token, which has a row in each table.
     bos, eos
-        Ids of the tokens that open and end a target. Where ``bos`` is ``pad``, as in some
-        published models, a target is taken to be padded at its end alone.
+        Ids of the tokens that open and end a target; nothing is built from them. Where ``bos`` is
+        ``pad``, as in some published models, a target is taken to be padded at its end alone.
     output_bias
         Whether the output layer adds a bias to the logits; the paper names none.
 
@@ -251,8 +251,8 @@ class Model(nn.Module):
         FileNotFoundError
             If a file is missing.
         ValueError
-            If the files are not those of a model, or do not fit each other. That is found out
-            from the names and shapes, before a model is built.
+            If the files are not those of a model, or do not fit each other. Sizes are compared
+            before a model is built, and all names and shapes before it gets its numbers.
         """
         folder = Path(folder)
         for name in ("config.json", "model.safetensors"):

@@ -115,7 +115,8 @@ class KeyValueCache:
     def select(self, rows: Int[Tensor, " r"]) -> None:
         """Keep these rows of the batch, in this order; a row may be named more than once.
 
-        A row that stays where it is costs nothing, and of the others the filled part is copied.
+        A row that stays where it is costs nothing, and of the others the filled part is copied;
+        if more rows are asked for than there are, everything is.
         """
         if self._buffer is None:
             return
@@ -258,23 +259,19 @@ class MultiHeadAttention(nn.Module):
                     f"{name} must have the shape (sentences, positions, d_model={self.d_model}), "
                     f"not {tuple(y.shape)}"
                 )
+        if mask is not None:  # before the cache is filled: a call that is refused changes nothing
+            check_mask(mask)
+            held = cache.length if cache is not None and memory is None else 0
+            s = held + (x if memory is None else memory).size(1)
+            check_mask_shape(mask, x.size(0), self.n_heads, x.size(1), s)
         if memory is None:
             query, key, value = self._own(x, cache)
         else:
             query, key, value = self._across(x, memory, cache)
-        (b, h, t, _), s = query.shape, key.size(2)
-        if key.size(0) != b:
-            raise ValueError(
-                f"x has {b} sentences, and there are keys for {key.size(0)}; memory and cache "
-                "need one row for each row of x, in the same order"
-            )
-        if mask is not None:
-            check_mask(mask)
-            check_mask_shape(mask, b, h, t, s)
         dropout = self.dropout if self.training else 0.0
         if self.record:
             if causal:
-                earlier = causal_mask(t, s, query.device)
+                earlier = causal_mask(query.size(2), key.size(2), query.device)
                 mask = earlier if mask is None else mask & earlier
             output, weights = attention(query, key, value, mask, dropout=dropout)
             self.weights = weights.detach()  # else they would keep the whole graph alive
@@ -294,6 +291,12 @@ class MultiHeadAttention(nn.Module):
         self, x: Tensor, memory: Tensor, cache: KeyValueCache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries of ``x``, and the keys and values of ``memory``."""
+        source = memory if cache is None or not cache.length else cache.key
+        if source.size(0) != x.size(0):
+            raise ValueError(
+                f"x has {x.size(0)} sentences, and there are keys for {source.size(0)}; memory "
+                "and cache need one row for each row of x, in the same order"
+            )
         (query,) = self._project(x, 0, 1)
         if cache is None:
             key, value = self._project(memory, 1, 3)

@@ -163,7 +163,8 @@ class RecurrentConfig(ModelConfig):
     d_model
         Width ``d`` of embeddings, states, and of the hidden layer of attention.
     dropout
-        On the embeddings and on what the output layer reads.
+        Probability with which a number is set to 0 while training: on the embeddings and on what
+        the output layer reads.
     attention
         Whether the decoder attends to all states of the encoder; if not, it gets the last ones.
 

@@ -424,7 +424,8 @@ class Run:
     config
         How.
     folder
-        Where checkpoints and ``log.csv`` go; None keeps nothing.
+        Where checkpoints and ``log.csv`` go; None keeps nothing. `Trainer.train` replaces what
+        is there, if `resume` was not called before.
     engine
         What computes the gradients; None is one process on the device of the model.
     """
@@ -465,7 +466,8 @@ class Run:
         weights = self.snapshots or [self.engine.weights()]
         if self.engine.rank:
             return self.model  # only the first process has the whole of it
-        model = type(self.model)(self.model.config)
+        kind = next(self.model.parameters()).dtype
+        model = type(self.model)(self.model.config).to(kind)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(torch.stack([w[name] for w in weights]).mean(dim=0))
@@ -538,7 +540,9 @@ class Run:
                 own = self.optimizer.state_dict()["param_groups"]
                 state["optimizer"] = {**state["optimizer"], "param_groups": own}
                 self.engine.load(state["model"], self.optimizer, state["optimizer"])
-                self.snapshots = deque(state["snapshots"], maxlen=self.config.average)
+                same_steps = state["config"]["average_every"] == self.config.average_every
+                kept = state["snapshots"] if same_steps else []
+                self.snapshots = deque(kept, maxlen=self.config.average)
                 self.log = list(state["log"])
                 for name in COUNTERS:
                     setattr(self, name, type(getattr(self, name))(state[name]))
@@ -622,7 +626,8 @@ class Trainer(Run):
     config
         How.
     folder
-        Where checkpoints and ``log.csv`` go; None keeps nothing.
+        Where checkpoints and ``log.csv`` go; None keeps nothing. `Trainer.train` replaces what
+        is there, if `resume` was not called before.
     validate
         Called with the `Run.result`, in evaluation mode, before each checkpoint; returns a score
         for the log.

@@ -689,8 +689,8 @@ def bleu(
 ) -> tuple[float, str]:
     """Return the corpus BLEU by sacreBLEU, and its signature.
 
-    Chinese, Japanese and Korean references are cut into characters (sacreBLEU's ``zh``), others
-    into words (``13a``).
+    References with Japanese or Korean letters are cut into characters (sacreBLEU's ``char``),
+    Chinese ones too, but for foreign words (``zh``), all others into words (``13a``).
 
     Parameters
     ----------
@@ -727,8 +727,10 @@ def bleu_metric(references: Sequence[str], moses: str | None, **options: Any) ->
     """Return sacreBLEU's BLEU, which cuts text as `bleu` says."""
     from sacrebleu.metrics import BLEU
 
-    east_asian = re.search("[\u3040-\u9fff\uac00-\ud7af]", " ".join(references))
-    cut = "none" if moses else "zh" if east_asian else "13a"
+    text = " ".join(references)
+    letters = re.search("[\u3041-\u30fa\uac00-\ud7af]", text)  # Japanese or Korean ones
+    characters = re.search("[\u3400-\u9fff]", text)
+    cut = "none" if moses else "char" if letters else "zh" if characters else "13a"
     return BLEU(tokenize=cut, force=bool(moses), **options)
 
 

@@ -506,8 +506,8 @@ MULTI_HEAD = [
     Mutant(
         "first queries for the last ones while recording",
         "multi_head",
-        "causal_mask(t, s, query.device)",
-        "causal_mask(s, s, query.device)[:t]",
+        "causal_mask(query.size(2), key.size(2), query.device)",
+        "causal_mask(key.size(2), key.size(2), query.device)[: query.size(2)]",
         "test_multi_head.test_recording_follows_the_cache",
     ),
     Mutant(
@@ -613,15 +613,23 @@ MULTI_HEAD = [
     Mutant(
         "keys of one sentence for three",
         "multi_head",
-        "if key.size(0) != b:",
+        "if source.size(0) != x.size(0):",
         "if False:",
         "test_multi_head.test_a_cache_of_another_source_is_refused",
+    ),
+    Mutant(
+        "a refused call leaves words in the cache",
+        "multi_head",
+        "s = held + (x if memory is None else memory).size(1)",
+        "(self._own if memory is None else lambda *_: 0)(x, cache)\n"
+        "            s = held + (x if memory is None else memory).size(1)",
+        "test_multi_head.test_a_refused_call_leaves_the_cache_as_it_was",
     ),
     Mutant(
         "causal mask in the wrong corner behind a cache",
         "multi_head",
         "output = fused_attention(query, key, value, mask, causal=causal, dropout=dropout)",
-        "corner = torch.ones(t, s, dtype=torch.bool).tril() if causal else mask\n"
+        "corner = torch.ones(query.size(2), key.size(2)).bool().tril() if causal else mask\n"
         "            output = fused_attention(query, key, value, corner)",
         "test_multi_head.test_cached_self_attention_equals_the_full_pass",
         "F14",
@@ -1475,9 +1483,16 @@ TRAINING = [
     Mutant(
         "snapshots of later steps kept when going back",
         "training",
-        'self.snapshots = deque(state["snapshots"], maxlen=self.config.average)',
-        'self.snapshots.extend(state["snapshots"])',
+        "self.snapshots = deque(kept, maxlen=self.config.average)",
+        "self.snapshots.extend(kept)",
         "test_training.test_the_result_is_the_mean_of_the_last_snapshots",
+    ),
+    Mutant(
+        "snapshots of another distance kept",
+        "training",
+        'kept = state["snapshots"] if same_steps else []',
+        'kept = state["snapshots"]',
+        "test_training.test_another_distance_begins_the_average_anew",
     ),
     Mutant(
         "last weights validated instead of the result",
@@ -2289,8 +2304,8 @@ INSIDE = [
     Mutant(
         "every h-th number silenced, not a head's neighbours",
         "inside",
-        "silent = silent.repeat_interleave(layer.d_model // layer.n_heads)",
-        "silent = silent.repeat(layer.d_model // layer.n_heads)",
+        "silent.repeat_interleave(x.size(-1) // layer.n_heads)",
+        "silent.repeat(x.size(-1) // layer.n_heads)",
         "test_inside.test_without_heads_is_zeroed_columns_of_the_output_projection",
     ),
     Mutant(

@@ -85,6 +85,11 @@ def looks_ahead(answer):
     assert answer(everywhere, 11), "A model in which each position sees all is not found out."
     for to, of, hint in (
         (0, 1, "One in which position 0 sees token 1 is not found out: try each token."),
+        (
+            0,
+            3,
+            "One in which position 0 sees token 3 is not found out: compare every earlier one.",
+        ),
         (-2, -1, "One in which only the last token is seen too early is not found out."),
         (1, 2, "One in which position 1 sees token 2, and no other, is not found out."),
     ):

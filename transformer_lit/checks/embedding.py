@@ -84,6 +84,12 @@ def blind(answer):
     assert not answer(lambda x: x * last, x.clone()), (
         "A layer that doubles the last row alone is not blind. Does your reordering move that row?"
     )
+    for order in itertools.permutations(range(6)):
+        moves = torch.tensor(order)
+        assert order == tuple(range(6)) or not answer(lambda x, m=moves: x[m], x.clone()), (
+            f"A layer that puts the rows in the order {list(order)} is not blind. "
+            "One reordering alone cannot tell: try two or more."
+        )
 
 # %% ../../nbs/checks/03_embedding.ipynb #febdb1f6
 def mended_positions(answer):

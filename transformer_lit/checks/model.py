@@ -50,6 +50,7 @@ def vocabulary_of(answer):
         (500, {"tie": "none"}),
         (77, {"tie": "output", "gated": True}),
         (90, {"positions": "learned", "max_len": 64}),
+        (60, {"pad": 3}),
     ):
         config = TransformerConfig.tiny(v, **options)
         total = count_parameters(config)["total"]
