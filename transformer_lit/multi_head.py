@@ -291,24 +291,26 @@ class MultiHeadAttention(nn.Module):
         self, x: Tensor, memory: Tensor, cache: KeyValueCache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries of ``x``, and the keys and values of ``memory``."""
-        source = memory if cache is None or not cache.length else cache.key
-        if source.size(0) != x.size(0):
+        held = cache.read() if cache is not None and cache.length else None
+        rows = (memory if held is None else held[0]).size(0)
+        if rows != x.size(0):
             raise ValueError(
-                f"x has {x.size(0)} sentences, and there are keys for {source.size(0)}; memory "
-                "and cache need one row for each row of x, in the same order"
+                f"x has {x.size(0)} sentences, and there are keys for {rows}; memory and cache "
+                "need one row for each row of x, in the same order"
             )
-        (query,) = self._project(x, 0, 1)
-        if cache is None:
-            key, value = self._project(memory, 1, 3)
-            return query, key, value
-        if not cache.length:
-            cache.append(*self._project(memory, 1, 3))
-        elif cache.length != memory.size(1):
+        if held is not None and held[0].size(2) != memory.size(1):
             raise ValueError(
-                f"the cache was filled from a memory of {cache.length} positions, and "
+                f"the cache was filled from a memory of {held[0].size(2)} positions, and "
                 f"this one has {memory.size(1)}; a new source needs a new cache"
             )
-        return query, *cache.read()
+        (query,) = self._project(x, 0, 1)
+        if held is None:
+            key, value = self._project(memory, 1, 3)
+            if cache is None:
+                return query, key, value
+            cache.append(key, value)
+            held = cache.read()
+        return query, *held
 
     def _project(self, x: Tensor, first: int, last: int) -> list[Tensor]:
         """Multiply by rows ``first`` to ``last`` of (W^Q, W^K, W^V), one ``(b, h, t, k)`` each."""
