@@ -215,6 +215,20 @@ def test_a_broken_checkpoint_is_named(model, pairs, tmp_path):
     assert "training.pt" in message and "EOFError" in message
 
 
+def test_the_same_command_goes_on_with_the_same_choices(pairs, tmp_path):
+    """As torchrun gives it when it starts all anew: with the recipe, and with all changes of it."""
+    folder = tmp_path / "run"
+    command = ["train", "--out", folder, "--data", pairs, *SMALL, "--recipe", "multi30k"]
+    command += ["--average", "2", "--average-every", "1"]
+    assert run(*command).exit_code == 0
+    before = (folder / "run.json").read_text()
+    assert json.loads(before)["recipe"]["training"]["warmup"] == 2, "its share of six steps"
+    assert run(*command, "--resume").exit_code == 0
+    assert (folder / "run.json").read_text() == before
+    message = refusal(*command[:-6], "--recipe", "tatoeba", "--resume")
+    assert "was begun with --recipe multi30k" in message
+
+
 def test_resume_needs_no_other_option(pairs, tmp_path):
     """The choices are kept beside the model; those given anew take their place."""
     folder = tmp_path / "run"
@@ -533,6 +547,7 @@ def test_an_output_that_cannot_be_written_is_told_first(model, pairs, tmp_path, 
     (tmp_path / "out.txt").write_text("before")
     assert isinstance(run(*arguments, tmp_path / "out.txt").exception, AssertionError)
     assert (tmp_path / "out.txt").read_text() == "before"
+    assert "would replace the pairs" in refusal(*arguments, pairs)
 
 
 def test_a_language_that_moses_does_not_know_is_told_first(monkeypatch):

@@ -155,6 +155,21 @@ def test_in_pieces_equals_at_once(config, seed, b, s, pieces):
         close(torch.cat(parts, dim=1), decoder(x, memory, mask, source))
 
 
+def test_a_refused_step_leaves_the_cache_as_it_was():
+    """In no layer is anything kept of it, so that the step can be made once more."""
+    decoder, cache = Decoder(2, 4, 2, 8).eval(), DecoderCache(2)
+    x, memory = random_tensor(0, 1, 3, 4), random_tensor(1, 1, 5, 4)
+    mask = torch.tensor([True, True, True, True, False])
+    with torch.no_grad():
+        decoder(x[:, :2], memory, memory_mask=mask, cache=cache)
+        for wrong, hidden in ((memory, mask[:3]), (memory[:, :3], mask[:3])):
+            with pytest.raises(ValueError, match="does not fit|this one has 3"):
+                decoder(x[:, 2:], wrong, memory_mask=hidden, cache=cache)
+        assert [layer.self_attention.length for layer in cache.layers] == [2, 2]
+        last = decoder(x[:, 2:], memory, memory_mask=mask, cache=cache)
+        close(last, decoder(x, memory, memory_mask=mask)[:, 2:])
+
+
 def test_a_cache_of_another_depth_is_refused():
     """The error says how to make the right one."""
     decoder, x = Decoder(2, 8, 2, 16), random_tensor(0, 1, 2, 8)

@@ -1149,6 +1149,8 @@ def test_the_edges_of_the_cuts():
     assert torch.equal(keep_top_k(logits, 4), logits) and torch.equal(
         keep_top_k(logits, 99), logits
     )
+    for kind in (torch.float16, torch.bfloat16, torch.float32):
+        assert keep_top_p(logits.to(kind), 1e-50).isfinite().sum() == 2, "one in each row"
     for kept in (keep_top_p(logits, 1e-30), keep_top_k(logits, 1)):
         assert kept.isfinite().nonzero().tolist() == [[0, 1], [1, 0]]
     assert keep_top_p(torch.tensor([[0.5, 0.25, 0.25]]).log(), 0.5).isfinite().tolist() == [

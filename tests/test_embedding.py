@@ -207,6 +207,13 @@ def test_the_table_grows_in_its_own_type():
     assert SinusoidalPositions(4, 2).double()(5).dtype == torch.float64
 
 
+def test_a_table_that_grew_while_decoding_can_be_trained_with():
+    positions = SinusoidalPositions(4, 2)
+    with torch.inference_mode():
+        positions(5)
+    assert not positions.table.is_inference()
+
+
 def test_far_positions_need_no_table():
     """F26: a table of all that come before would need gigabytes."""
     positions = SinusoidalPositions(6, 4)

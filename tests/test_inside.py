@@ -105,7 +105,7 @@ def test_heads_may_be_wider_than_their_share():
     by_hand = copy.deepcopy(model)
     name, i = all_heads(model)[1]
     by_hand.get_submodule(name).out_proj.weight.data[:, 10 * i : 10 * (i + 1)] = 0
-    with torch.inference_mode(), without_heads(model, [(name, i)]):
+    with torch.inference_mode(), without_heads(model, [(name, i)], {name: torch.zeros(30)}):
         close(model(ids), by_hand(ids))
 
 
@@ -569,6 +569,7 @@ def test_rollout_multiplies_layers(seed, b, n, h, s):
         (["it", "␣is", "␣it"], "it", [0]),  # the first
         (["the", "␣", "c", "at"], "cat", [2, 3]),
         (["a", ".", "b"], "a.b", [0, 1, 2]),
+        (["it", "_", "is"], "it", [0]),  # a line under it is no letter
     ],
 )
 def test_find_word(pieces, word, places):

@@ -161,6 +161,35 @@ def test_a_loaded_translator_is_the_saved_one(tmp_path):
         (tmp_path / "aside").rename(tmp_path / "new" / name)
 
 
+def test_no_tokeniser_of_another_model_is_left(tmp_path):
+    """Or the next to read the folder would take it for the target's own."""
+    own = translator()
+    other = Tokenizer.train(["eins zwei drei"], 260)
+    Translator(own.model, own.tokenizers[0], other).save(tmp_path)
+    own.save(tmp_path)
+    source, target = Translator.load(tmp_path).tokenizers
+    assert target is source
+
+
+def test_options_are_refused_whatever_there_is():
+    """No sentences, or empty ones, are no reason to accept what is refused elsewhere."""
+    for sentences in ([], [""]):
+        options_are_refused(translator(), sentences)
+
+
+def options_are_refused(own: Translator, sentences: list[str]) -> None:
+    for ask in (
+        lambda: own.translate(sentences, min_len=0),
+        lambda: own.n_best(sentences, 2, alpha=99),
+        lambda: own.sample(sentences, n=0),
+        lambda: own.sample(sentences, temperature=0),
+        lambda: own.sample(sentences, top_k=0),
+        lambda: own.sample(sentences, top_p=7),
+    ):
+        with pytest.raises(ValueError, match="must be"):
+            ask()
+
+
 def recurrent(seed: int = 0, attention: bool = True) -> Translator:
     """Return a recurrent translator with random weights that soon says EOS."""
     config = RecurrentConfig(260, d_model=6, dropout=0.0, attention=attention)

@@ -210,7 +210,7 @@ def read_run(path: Path) -> dict[str, Any]:
     """
     from transformer_lit.model import TransformerConfig
     from transformer_lit.training import TrainingConfig
-    from transformer_lit.translation import Recipe
+    from transformer_lit.translation import RECIPES, Recipe
 
     if not path.is_file():
         raise FileNotFoundError(f"there is nothing to go on from: {path} is missing")
@@ -222,7 +222,10 @@ def read_run(path: Path) -> dict[str, Any]:
         made = Recipe(**checked(recipe), model=model, training=training)
         getattr(TransformerConfig, made.preset)(made.vocab_size, **model)
         names = ("data", "valid", "skip_bad", "max_length")
-        return checked({name: run[name] for name in names}) | {"recipe": made}
+        named = run.get("named")
+        if named not in (None, *RECIPES):
+            raise ValueError(f"there is no recipe {named!r}")
+        return checked({name: run[name] for name in names}) | {"named": named, "recipe": made}
     except click.UsageError as error:
         reason = error.format_message().removesuffix(".")
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
@@ -421,10 +424,14 @@ def train(
                 f"--vocab {asked}: the run in {folder} has learnt its vocabulary, with --vocab "
                 f"{learnt}; leave it out, or choose another folder"
             )
-    elif recipe is None:
-        recipe = "general" if data else "dates"
-    if recipe is not None:
-        run["recipe"] = RECIPES[recipe]
+        if recipe not in (None, run["named"] or recipe):
+            raise ValueError(
+                f"--recipe {recipe}: the run in {folder} was begun with --recipe {run['named']}; "
+                "leave it out, or choose another folder"
+            )
+    else:
+        named = recipe or ("general" if data else "dates")
+        run |= {"named": named, "recipe": RECIPES[named]}
     given = {"data": data, "valid": valid, "skip_bad": skip_bad, "max_length": max_length}
     run |= {name: value for name, value in given.items() if value}
     engine = Accelerator(device, precision, compile=compile, parallel=parallel)
@@ -685,6 +692,8 @@ def evaluate(folder, data, skip_bad, max_length, beam, alpha, moses, output, dev
     from transformer_lit.translation import bleu, exact_match, moses_tokens
 
     translator = load_translator(folder, device)
+    if output and output.resolve() in {Path(path).resolve() for path in data}:
+        raise click.UsageError(f"--output {output} would replace the pairs of --data")
     if output:
         output.open("ab").close()  # better to fail now than after an hour
     if moses:

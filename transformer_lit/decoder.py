@@ -223,6 +223,10 @@ class Decoder(nn.Module):
                 f"the cache is for {len(cache.layers)} layers, and the decoder has "
                 f"{len(self.layers)}: make it with DecoderCache({len(self.layers)})"
             )
+        if cache:  # what cross-attention would refuse is refused before anything is cached
+            first: Any = self.layers[0]
+            queries, cross = x.reshape(sources, -1, x.size(-1)), cache.layers[0].cross_attention
+            first.cross_attention.check(queries, memory, memory_mask, cache=cross)
         for i, layer in enumerate(self.layers):
             x = layer(x, memory, mask, memory_mask, cache.layers[i] if cache else None)
         return self.norm(x)

@@ -443,7 +443,8 @@ def compiled(model: Transformer, room: int = 256) -> Transformer:
 
     Notes
     -----
-    The weights are part of what is compiled. If they change, make a new one.
+    The weights are part of what is compiled. If they change, make a new one. So is what is hung
+    into the model: `without_heads` and the like change nothing once a step is compiled.
 
     Examples
     --------
@@ -665,9 +666,10 @@ def keep_top_p(logits: Float[Tensor, "b v"], p: float) -> Float[Tensor, "b v"]:
     if not 0 < p <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1, not {p}")
     places = logits.argsort(dim=-1, descending=True, stable=True)
-    shares = logits.gather(-1, places).softmax(dim=-1)
+    shares = logits.gather(-1, places).double().softmax(dim=-1)
     before = shares.cumsum(dim=-1) - shares  # what is likelier adds up to; 0 for the first
     beyond = (before >= p) & (p < 1)  # if rounded, even what comes before the last may be 1
+    beyond[:, :1] = False
     return logits.masked_fill(beyond.gather(-1, places.argsort(dim=-1)), -torch.inf)
 
 # %% ../nbs/12_decoding.ipynb #cc170067
@@ -724,6 +726,10 @@ def sample(
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, not {n}")
+    if top_k is not None:
+        keep_top_k(torch.zeros(1, 1), top_k)  # refuses what it cannot keep, before any work
+    if top_p is not None:
+        keep_top_p(torch.zeros(1, 1), top_p)
     if not 0 < temperature < math.inf:
         raise ValueError(
             f"temperature must be above 0 and finite, not {temperature}; "

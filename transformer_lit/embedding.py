@@ -276,7 +276,8 @@ class SinusoidalPositions(nn.Module):
         if start > size:  # far out, where a table of all that comes before would be a waste
             return sinusoidal_positions(length, d_model, start).to(self.table)
         if end > size:
-            self.table = sinusoidal_positions(max(end, 2 * size), d_model).to(self.table)
+            with torch.inference_mode(False):  # it stays, and the model may be trained later
+                self.table = sinusoidal_positions(max(end, 2 * size), d_model).to(self.table)
         return self.table[start:end]
 
 

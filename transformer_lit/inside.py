@@ -262,7 +262,8 @@ def without_heads(
         name, i = head
         if name not in layers or not 0 <= i < layers[name].n_heads:
             raise ValueError(f"the model has no head {(name, i)}; all_heads(model) lists them")
-        if means is not None and (name not in means or len(means[name]) != layers[name].d_model):
+        width = layers[name].out_proj.in_features
+        if means is not None and (name not in means or len(means[name]) != width):
             raise ValueError(f"there are no means for {name}, or they are not those of this model")
         gone.setdefault(name, []).append(i)
 
@@ -451,7 +452,7 @@ def find_word(pieces: Sequence[str], word: str) -> list[int]:
         If the word does not occur.
     """
     text = "".join(pieces).replace("␣", " ")
-    match = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)
+    match = re.search(rf"(?<![^\W_]){re.escape(word)}(?![^\W_])", text)
     if not match:
         raise ValueError(f"there is no word {word!r} in {text!r}")
     found, end = [], 0

@@ -239,12 +239,13 @@ class Model(nn.Module):
                     file.flush()
                     os.fsync(file.fileno())  # on the disk, before it takes the old one's place
             except OSError as error:  # that of a full disk names no file
+                beside.unlink(missing_ok=True)
                 raise OSError(f"cannot write {folder / name}: {error}") from error
             os.replace(beside, folder / name)
 
     @classmethod
     def load(cls, folder: str | Path) -> Any:
-        """Read a model that `save` wrote. It is in evaluation mode, on the CPU.
+        """Read a model that `save` wrote. It is in evaluation mode, on the CPU, in float32.
 
         Raises
         ------

@@ -78,6 +78,11 @@ class KeyValueCache:
         """All values so far."""
         return self.read()[1]
 
+    @property
+    def rows(self) -> int:
+        """Number of sentences."""
+        return 0 if self._buffer is None else self._buffer.size(1)
+
     def read(self) -> tuple[Float[Tensor, "b h s k"], Float[Tensor, "b h s k"]]:
         """Return all keys so far, and all values."""
         key, value = self._held().unbind()
@@ -253,17 +258,7 @@ class MultiHeadAttention(nn.Module):
             for with more queries than keys; or if the cache was filled from another memory, as
             far as its shape tells.
         """
-        for name, y in (("x", x), ("memory", memory)):
-            if y is not None and (y.dim() != 3 or y.size(-1) != self.d_model):
-                raise ValueError(
-                    f"{name} must have the shape (sentences, positions, d_model={self.d_model}), "
-                    f"not {tuple(y.shape)}"
-                )
-        if mask is not None:  # before the cache is filled: a call that is refused changes nothing
-            check_mask(mask)
-            held = cache.length if cache is not None and memory is None else 0
-            s = held + (x if memory is None else memory).size(1)
-            check_mask_shape(mask, x.size(0), self.n_heads, x.size(1), s)
+        self.check(x, memory, mask, causal=causal, cache=cache)
         if memory is None:
             query, key, value = self._own(x, cache)
         else:
@@ -279,6 +274,45 @@ class MultiHeadAttention(nn.Module):
             output = fused_attention(query, key, value, mask, causal=causal, dropout=dropout)
         return self.out_proj(merge_heads(output))
 
+    def check(
+        self,
+        x: Float[Tensor, "b t d"],
+        memory: Float[Tensor, "b s d"] | None = None,
+        mask: Mask | None = None,
+        *,
+        causal: bool = False,
+        cache: KeyValueCache | None = None,
+    ) -> None:
+        """Refuse what `forward` would refuse, before anything is written into the cache."""
+        for name, y in (("x", x), ("memory", memory)):
+            if y is not None and (y.dim() != 3 or y.size(-1) != self.d_model):
+                raise ValueError(
+                    f"{name} must have the shape (sentences, positions, d_model={self.d_model}), "
+                    f"not {tuple(y.shape)}"
+                )
+        b, t, _ = x.shape
+        held = 0 if cache is None else cache.length
+        if memory is None:
+            s = held + t
+        else:
+            s = memory.size(1)
+            rows = cache.rows if cache is not None and held else memory.size(0)
+            if rows != b:
+                raise ValueError(
+                    f"x has {b} sentences, and there are keys for {rows}; memory and cache "
+                    "need one row for each row of x, in the same order"
+                )
+            if held not in (0, s):
+                raise ValueError(
+                    f"the cache was filled from a memory of {held} positions, and "
+                    f"this one has {s}; a new source needs a new cache"
+                )
+        if mask is not None:
+            check_mask(mask)
+            check_mask_shape(mask, b, self.n_heads, t, s)
+        if causal and t > s:
+            causal_mask(t, s)  # says what is wrong
+
     def _own(self, x: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries of ``x``, and the keys and values of all positions so far."""
         query, key, value = self._heads(self.in_proj(x))
@@ -291,26 +325,13 @@ class MultiHeadAttention(nn.Module):
         self, x: Tensor, memory: Tensor, cache: KeyValueCache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries of ``x``, and the keys and values of ``memory``."""
-        held = cache.read() if cache is not None and cache.length else None
-        rows = (memory if held is None else held[0]).size(0)
-        if rows != x.size(0):
-            raise ValueError(
-                f"x has {x.size(0)} sentences, and there are keys for {rows}; memory and cache "
-                "need one row for each row of x, in the same order"
-            )
-        if held is not None and held[0].size(2) != memory.size(1):
-            raise ValueError(
-                f"the cache was filled from a memory of {held[0].size(2)} positions, and "
-                f"this one has {memory.size(1)}; a new source needs a new cache"
-            )
         (query,) = self._project(x, 0, 1)
-        if held is None:
+        if cache is None:
             key, value = self._project(memory, 1, 3)
-            if cache is None:
-                return query, key, value
-            cache.append(key, value)
-            held = cache.read()
-        return query, *held
+            return query, key, value
+        if not cache.length:
+            cache.append(*self._project(memory, 1, 3))
+        return query, *cache.read()
 
     def _project(self, x: Tensor, first: int, last: int) -> list[Tensor]:
         """Multiply by rows ``first`` to ``last`` of (W^Q, W^K, W^V), one ``(b, h, t, k)`` each."""

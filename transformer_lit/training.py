@@ -400,6 +400,7 @@ def written_beside(path: Path) -> Iterator[Path]:
         with beside.open("rb+") as file:
             os.fsync(file.fileno())  # on the disk, before it takes the old one's place
     except (OSError, RuntimeError) as error:  # torch makes the second of a full disk
+        beside.unlink(missing_ok=True)  # what cannot be whole takes no room
         raise OSError(f"cannot write {path}: {error}") from error
     os.replace(beside, path)
 

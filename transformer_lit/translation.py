@@ -19,6 +19,7 @@ import re
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import metadata
 from importlib.resources import files
 from pathlib import Path
@@ -276,6 +277,8 @@ def save_tokenizers(tokenizers: Tokenizers, folder: Path) -> None:
     for name, tokenizer in names.items():
         with written_beside(folder / name) as path:
             tokenizer.save(path)
+    if target is source:  # that of another model may have been here
+        (folder / TARGET_TOKENIZER).unlink(missing_ok=True)
 
 
 def load_tokenizers(folder: Path) -> Tokenizers:
@@ -573,18 +576,16 @@ class Translator:
         """
         check_sentences(sentences)
         options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        found = []
+
+        def search(model: Any, src: Int[Tensor, "b s"], own: int = 0) -> list[list[Hypothesis]]:
+            return sample(model, src, n, min_len=min_len, seed=own, **options)
+
+        found = self._search([], search, 1, False)
         # one by one: in a batch the last digits of a score hang on the others, and so may a draw
         bar = tqdm(sentences, unit="sentence", disable=not progress)
         for i, sentence in enumerate(bar, start=first):
             own = random.Random(f"{seed} {i}").getrandbits(63)  # whatever is drawn for the others
-
-            def search(
-                model: Any, src: Int[Tensor, "b s"], own: int = own
-            ) -> list[list[Hypothesis]]:
-                return sample(model, src, n, min_len=min_len, seed=own, **options)
-
-            found += self._search([sentence], search, 1, False)
+            found += self._search([sentence], partial(search, own=own), 1, False)
         return found
 
     def _search(
@@ -605,6 +606,7 @@ class Translator:
         results: list[list[Translation]] = [[] for _ in encoded]
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
         device = next(self.model.parameters()).device
+        search(model, torch.ones(0, 1, dtype=torch.long, device=device))  # refuses bad options
         with tqdm(total=len(encoded), unit="sentence", disable=not progress) as bar:
             while order:
                 longest = len(encoded[order[-1]])

@@ -6,6 +6,7 @@
 * The theme brings 1.9 MB of icons and styles. A page gets the icons that the book uses, and of the
   styles those rules whose classes occur in it.
 * Scripts choose between light and dark. Without them the reader's system does (``automatic``).
+* Chinese within the English text is marked as such.
 * Pictures are loaded when they come near the screen; each says its size, so that nothing jumps.
   One of many small parts keeps its size on a phone, and scrolls inside a box.
 * Reading numbers the chapters, one after the other; writing is shared by several processes.
@@ -33,6 +34,11 @@ SHORT = 20  # characters of code within a line that stay together
 # roles of bibliographies that WAI-ARIA has given up
 CITED = re.compile(r' role="(?:doc-biblioentry|list)"(?=[^>]*>)')
 WORD = re.compile(r"[A-Za-z_][\w-]*")
+# Chinese between two tags, with the digits and marks in it, and what has no text to be read aloud
+CHINESE = re.compile(
+    r"[0-9\u3001-\u303f\uff00-\uffef]*[\u4e00-\u9fff][0-9\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]*"
+)
+UNREAD = re.compile(r"(<(script|style|svg|math|select|textarea)\b.*?</\2>|<[^>]*>)", re.S)
 LONGEST = 200  # characters of a description
 BROAD = 720  # pixels: a picture that is wider would be too small to read on a phone
 
@@ -64,9 +70,8 @@ def describe(app, pagename, templatename, context, doctree):
         body = TOUCHED.sub(together, CITED.sub("", body))
         body = CODE.sub(unbroken, body)
         body = MODULE.sub(lambda match: match[0].replace(".", ".<wbr>"), body)
-        context["body"] = re.sub(
-            r'<dt class="sig .*?</dt>', lambda match: lines(match[0]), body, flags=re.S
-        )
+        body = re.sub(r'<dt class="sig .*?</dt>', lambda match: lines(match[0]), body, flags=re.S)
+        context["body"] = spoken(body)
     if contents := context.get("generate_toctree_html"):
         context["generate_toctree_html"] = lambda *args, **options: named(
             contents(*args, **options)
@@ -80,6 +85,16 @@ def unbroken(match) -> str:
 
 def together(match) -> str:
     return f'<span class="nowrap">{match[0]}</span>' if match[1] or match[3] else match[0]
+
+
+def spoken(body: str) -> str:
+    """Mark what is Chinese as Chinese, so that it is read aloud, and drawn, as such."""
+    ends, parts = 0, []
+    for unread in UNREAD.finditer(body):
+        text = body[ends : unread.start()]
+        parts += [CHINESE.sub(r'<span lang="zh-Hans">\g<0></span>', text), unread[0]]
+        ends = unread.end()
+    return "".join([*parts, body[ends:]])
 
 
 def lines(signature: str) -> str:

@@ -1,8 +1,8 @@
 """Cut a Chinese font down to the characters of the book that its other fonts lack.
 
 ``python tools/volume/chinese.py NotoSansCJK-Regular.ttc``, after `make book`, writes
-``chinese.otf``. The font is in the PyPI package noto-cjk-sans-otc. Run it again when a test says
-that a character of the book has no glyph. Emoji are left to the fonts of the machine.
+``book/_static/fonts/chinese.otf``. The font is in the PyPI package noto-cjk-sans-otc. Run it again
+when a test says that a character of the book has no glyph. Emoji are left to the machine's fonts.
 """
 
 import sys
@@ -15,7 +15,7 @@ import pages
 from fontTools.subset import Options, Subsetter
 from fontTools.ttLib import TTFont
 
-FILE = Path(__file__).resolve().parent / "chinese.otf"
+FILE = pages.ROOT / "book/_static/fonts/chinese.otf"  # the pages on the web use it too
 MATPLOTLIB = Path(matplotlib.get_data_path()) / "fonts/ttf"
 SIMPLIFIED = 2  # its place among the fonts of the collection
 

@@ -129,7 +129,7 @@ Notebooks, package and tests: <a class="plain" href="{repository}">{repository}<
 
 def fonts() -> str:
     folder = Path(matplotlib.get_data_path()) / "fonts/ttf"
-    faces = [("Book Chinese", HERE / "chinese.otf", STYLES[0])]
+    faces = [("Book Chinese", pages.ROOT / "book/_static/fonts/chinese.otf", STYLES[0])]
     for family, files in FONTS.items():
         faces += [
             (family, folder / f"{file}.ttf", style)

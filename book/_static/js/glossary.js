@@ -49,9 +49,11 @@
     });
     term.addEventListener("click", (event) => {
       if (!touched) return;
+      touched = false; // what follows may come from the keyboard
       event.preventDefault();
       show(term);
     });
+    term.addEventListener("pointercancel", () => (touched = false)); // the page was scrolled
     term.addEventListener("pointerenter", (event) => event.pointerType !== "touch" && show(term));
     term.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && hideSoon());
     term.addEventListener("focus", () => !touched && show(term));

@@ -9,8 +9,11 @@ addEventListener("beforeprint", () => {
 // What scrolls sideways can be reached, and scrolled, with the keyboard.
 const scrolling = new ResizeObserver((entries) => {
   for (const { target } of entries) {
-    if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
-    else target.removeAttribute("tabindex");
+    const state = { tabindex: 0, role: "group", "aria-label": "Scrolls sideways" };
+    const wide = target.scrollWidth > target.clientWidth;
+    for (const [name, value] of Object.entries(state)) {
+      wide ? target.setAttribute(name, value) : target.removeAttribute(name);
+    }
   }
 });
 document.querySelectorAll(".formula, .math.long, .picture, .pst-scrollable-table-container").forEach((e) => scrolling.observe(e));
