@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from bs4 import BeautifulSoup
+from fontTools.ttLib import TTFont
 
 ROOT = Path(__file__).resolve().parent.parent
 HTML = ROOT / "_build" / "html"
@@ -126,6 +127,23 @@ def test_on_colab_the_first_code_cell_installs_the_package(path):
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     first = "".join(next(cell for cell in cells if cell["cell_type"] == "code")["source"])
     assert '"google.colab" in sys.modules' in first and "%pip install -q" in first
+
+
+@built
+def test_chinese_is_marked_and_has_its_characters():
+    """So that it is read aloud as Chinese, and drawn where the machine has no font for it."""
+    fonts = [HTML / f"_static/fonts/{name}.otf" for name in ("chinese", "dates")]
+    held = set().union(*(TTFont(font).getBestCmap() for font in fonts))
+    for page in pages():
+        found = [
+            text
+            for article in soup(page).select("article")
+            for text in article.find_all(string=re.compile("[\u4e00-\u9fff]"))
+            if not text.find_parent(["script", "style", "svg", "math", "select", "textarea"])
+        ]
+        for text in found:
+            assert text.find_parent(lang=re.compile("zh")), (page, text[:80])
+            assert {ord(c) for c in text if "\u3000" <= c <= "\u9fff"} <= held, (page, text)
 
 
 @built

@@ -436,8 +436,41 @@ def test_term_shows_its_meaning(visit, address):
     meaning.wait_for(state="visible", timeout=20_000)
     box = meaning.bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= NARROW["width"]
+    phone.locator("article h1").first.tap()
+    meaning.wait_for(state="hidden", timeout=20_000)
+    term.focus()  # by a keyboard, after the tap
+    meaning.wait_for(state="visible", timeout=20_000)
+    phone.locator("article h1").first.tap()
+    meaning.wait_for(state="hidden", timeout=20_000)
+    term.tap()
+    meaning.wait_for(state="visible", timeout=20_000)
     term.tap()
     phone.wait_for_url("**/book/glossary.html#*")
+
+
+def test_chinese_comes_with_the_book(visit, address):
+    """For a machine that has no Chinese font, in prose as in code; other pages do not load it."""
+    tab, loaded = visit(), "() => [...document.fonts].filter(f => f.status == 'loaded').length"
+    for page, fonts in (("book/intro.html", 1), ("nbs/13_translation.html", 2)):
+        tab.goto(address + page)
+        tab.wait_for_function(f"[...document.fonts].length && ({loaded})() >= {fonts}")
+    tab.goto(address + "nbs/05_layers.html")
+    tab.evaluate("document.fonts.ready.then(() => 0)")
+    names = tab.evaluate(
+        "() => [...document.fonts].filter(f => f.status == 'loaded').map(f => f.family)"
+    )
+    assert not any("Chinese" in name or "Dates" in name for name in names)
+
+
+def test_what_scrolls_sideways_says_so(visit, address):
+    tab = visit(NARROW)
+    tab.goto(address + "nbs/14_inside.html")
+    boxes = tab.locator("span.picture[tabindex]")
+    boxes.first.wait_for(timeout=20_000)
+    for box in boxes.all():
+        assert box.get_attribute("role") == "group" and "sideways" in box.get_attribute(
+            "aria-label"
+        )
 
 
 def test_without_scripts_a_page_is_whole(visit, address):
