@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
@@ -239,7 +240,8 @@ class Model(nn.Module):
                     file.flush()
                     os.fsync(file.fileno())  # on the disk, before it takes the old one's place
             except OSError as error:  # that of a full disk names no file
-                beside.unlink(missing_ok=True)
+                with suppress(OSError):
+                    beside.unlink()
                 raise OSError(f"cannot write {folder / name}: {error}") from error
             os.replace(beside, folder / name)
 

@@ -21,7 +21,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -400,7 +400,8 @@ def written_beside(path: Path) -> Iterator[Path]:
         with beside.open("rb+") as file:
             os.fsync(file.fileno())  # on the disk, before it takes the old one's place
     except (OSError, RuntimeError) as error:  # torch makes the second of a full disk
-        beside.unlink(missing_ok=True)  # what cannot be whole takes no room
+        with suppress(OSError):
+            beside.unlink()  # what cannot be whole takes no room
         raise OSError(f"cannot write {path}: {error}") from error
     os.replace(beside, path)
 
