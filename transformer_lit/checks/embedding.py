@@ -6,6 +6,8 @@
 __all__ = ['wavelength', 'table_gradient', 'blind', 'mended_positions', 'look_back', 'read_clock']
 
 # %% ../../nbs/checks/03_embedding.ipynb #3010e94f
+import itertools
+
 import torch
 
 from ..attention import attention, causal_mask
