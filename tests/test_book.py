@@ -133,7 +133,7 @@ def test_on_colab_the_first_code_cell_installs_the_package(path):
 def test_chinese_is_marked_and_has_its_characters():
     """So that it is read aloud as Chinese, and drawn where the machine has no font for it."""
     fonts = [HTML / f"_static/fonts/{name}.otf" for name in ("chinese", "dates")]
-    held = set().union(*(TTFont(font).getBestCmap() for font in fonts))
+    held, seen = set().union(*(TTFont(font).getBestCmap() for font in fonts)), 0
     for page in pages():
         found = [
             text
@@ -144,6 +144,8 @@ def test_chinese_is_marked_and_has_its_characters():
         for text in found:
             assert text.find_parent(lang=re.compile("zh")), (page, text[:80])
             assert {ord(c) for c in text if "\u3000" <= c <= "\u9fff"} <= held, (page, text)
+        seen += len(found)
+    assert seen > 100, "the book has no Chinese any more"
 
 
 @built
