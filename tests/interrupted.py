@@ -9,12 +9,14 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 import traceback
 from functools import cache
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from transformer_lit.data import TokenBatches, Tokenizer, date_pairs
 from transformer_lit.model import Transformer, TransformerConfig
@@ -104,6 +106,11 @@ def kill_often(base: Path, kills: int) -> list[str]:
     list of str
         What each kill has hit: "before the first checkpoint", "while saving", "between".
     """
+    # One that is killed while it holds a lock of all processes would stop those that come after
+    # it for ever. tqdm has one, and takes it for a bar that nobody sees, too; this one is each
+    # process's own. A process that forks must have no other threads, either.
+    tqdm.set_lock(threading.RLock())
+    tqdm.monitor_interval = 0
     trainer(None, steps=1, average=0).train(progress=False)  # lets torch import all it needs
     whole = min(seconds(base / name) for name in ("whole", "whole again"))  # one may be held up
     rng, hits, run = random.Random(0), [], 0
@@ -136,6 +143,7 @@ if __name__ == "__main__":
     # a shell starts what runs in its background with SIGINT ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
     what, path, *rest = sys.argv[1:]
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if what == "kill":
         print(json.dumps(kill_often(Path(path), int(rest[0]))))
     else:
