@@ -37,6 +37,7 @@ serve: book      ## build the book and serve it on http://127.0.0.1:8000 (PORT=.
 lint: env        ## notebooks and package in step, ruff
 	@$(BIN)/python tools/nbs.py check
 	@$(BIN)/ruff check $(CHECKED)
+	@$(BIN)/ruff check -q --select F821 transformer_lit || { echo "a cell that is exported uses a name from one that is not"; exit 1; }
 	@$(BIN)/ruff format --check -q $(CHECKED) || { echo "run: .venv/bin/ruff format $(CHECKED)"; exit 1; }
 
 types: env       ## mypy on the package

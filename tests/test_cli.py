@@ -85,6 +85,8 @@ def test_no_input_gives_no_output(model):
 def test_evaluate_prints_the_scores_and_the_signature(model, pairs):
     output = run("evaluate", "--model", model, "--data", pairs, "--beam", "2").output
     assert "pairs        300" in output and "exact match" in output and "tok:zh" in output
+    said = refusal("evaluate", "--model", model, "--data", pairs, "--alpha", "1")
+    assert "--alpha is of no use in a greedy search" in said
 
 
 def test_resume_goes_on_where_training_stood(model, pairs, tmp_path):
@@ -711,6 +713,8 @@ def test_draws_are_repeated_with_their_seed(model):
         (["--seed", "0"], "--seed is of no use without --sample"),
         (["--sample", "--beam", "2"], "leave out --beam"),
         (["--sample", "--alpha", "1"], "leave out --beam and --alpha"),
+        (["--alpha", "1"], "--alpha is of no use in a greedy search: add --beam"),
+        (["--alpha", "1", "--beam", "1"], "--alpha is of no use in a greedy search: add --beam"),
         (["--n-best", "3", "--beam", "2"], "--n-best 3 asks for more than the --beam 2"),
         (["--n-best", "0"], "--n-best"),
         (["--sample", "--temperature", "0"], "--temperature"),
