@@ -81,5 +81,15 @@ def weights() -> None:
         assert "addmm(" not in text and "linear(" not in text
 
 
+def others() -> None:
+    """A model of another kind is refused at once, and not by its first step."""
+    try:
+        compiled(torch.nn.Linear(2, 2))
+    except TypeError as error:
+        assert "only a Transformer is compiled, not a Linear" in str(error), error
+    else:
+        raise AssertionError("a Linear was compiled")
+
+
 if __name__ == "__main__":
-    {"alike": alike, "kinds": kinds, "weights": weights}[sys.argv[1]]()
+    {"alike": alike, "kinds": kinds, "weights": weights, "others": others}[sys.argv[1]]()

@@ -345,3 +345,14 @@ def test_masks_are_made_on_the_device_of_what_they_mask():
     assert decoder_mask(torch.ones(2, 3, dtype=torch.int64, device="meta")).is_meta
     q, k = torch.randn(2, 1, 2, 4, device="meta"), torch.randn(2, 1, 5, 4, device="meta")
     assert fused_attention(q, k, k, causal=True).is_meta
+
+
+def test_a_mask_larger_than_the_scores_is_refused():
+    """With an axis too many, each sentence would be attended to under the mask of each."""
+    x = random_tensor(0, 3, 5, 8)
+    mask = padding_mask(torch.tensor([[3, 4, 0, 0, 0], [3, 4, 5, 6, 7], [3, 0, 0, 0, 0]]))
+    with pytest.raises(
+        ValueError, match=r"\(3, 1, 1, 5\) does not fit scores of shape \(3, 5, 5\)"
+    ):
+        attention(x, x, x, mask)
+    assert attention(x, x, x, mask[:, 0])[0].shape == (3, 5, 8)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from transformer_lit import translation
 from transformer_lit.cli import choose, explain, main, one_line
 from transformer_lit.data import date_pairs
 from transformer_lit.translation import RECIPES
@@ -244,7 +245,54 @@ def test_resume_needs_no_other_option(pairs, tmp_path):
     assert before["recipe"]["training"].pop("steps") == 6
     assert after == before and before["recipe"]["training"]["label_smoothing"] == 0.2
     again = run("train", "--out", folder, "--resume")
-    assert again.exit_code == 0 and "step 7" in again.output
+    assert again.exit_code == 0 and "Nothing to do: step 7 was the last" in again.output
+
+
+def test_resume_keeps_the_precision_and_the_patience(pairs, tmp_path):
+    folder = tmp_path / "run"
+    chosen = {"precision": "bf16", "patience": 3}
+    options = ["--precision", "bf16", "--patience", "3"]
+    assert run("train", "--out", folder, "--data", pairs, *SMALL, *options).exit_code == 0
+    result = run("train", "--out", folder, "--resume", "--steps", "7")
+    assert result.exit_code == 0 and "bf16 on cpu" in result.output, result.output
+    assert chosen.items() <= json.loads((folder / "run.json").read_text()).items()
+    result = run("train", "--out", folder, "--resume", "--steps", "8", "--precision", "float32")
+    assert result.exit_code == 0 and "float32 on cpu" in result.output, result.output
+
+
+def test_a_run_may_end_early(tmp_path):
+    """Its average takes what there is; nobody has chosen its number."""
+    for begun in (True, False):
+        for steps in (1, 50, 114, 1500, 8000):
+            training = choose(RECIPES["general"], {"steps": steps}, 1, begun).training
+            assert training.steps == steps and training.average * training.average_every <= steps
+            few = {"steps": steps, "average_every": 1000}
+            assert choose(RECIPES["general"], few, 1, begun).training.average_every == 1000
+
+
+def test_what_is_held_out_is_drawn_from_the_whole_file(tmp_path):
+    """And what is not validated on is trained on."""
+    path = tmp_path / "long.tsv"
+    path.write_text("".join(f"sentence {i}\tSatz {i}\n" for i in range(11_000)))
+    seen = {}
+
+    def look(recipe, pairs, valid, **_):
+        seen.update(train=pairs, valid=valid)
+        raise ValueError("enough")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(translation, "start_training", look)
+        assert "enough" in refusal("train", "--out", tmp_path / "m", "--data", path)
+    assert len(seen["valid"]) == 500 and len(seen["train"]) == 10_500
+    numbers = [int(source.split()[1]) for source, _ in seen["valid"]]
+    assert 4_500 < sum(numbers) / 500 < 6_500
+
+
+def test_lines_are_named_also_where_all_of_them_are_bad(tmp_path):
+    path = tmp_path / "commas.tsv"
+    path.write_text("one,eins\ntwo,zwei\n")
+    said = refusal("train", "--out", tmp_path / "m", "--data", path, "--skip-bad")
+    assert "holds no sentence pairs" in said and "2 lines have 1 column" in said
 
 
 @pytest.mark.parametrize(
@@ -427,6 +475,12 @@ def test_a_restart_by_torchrun_goes_on(model, pairs, tmp_path, monkeypatch):
     folder = tmp_path / "m"
     shutil.copytree(model, folder)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    for name in ("none", "of tonight"):  # torchrun's own, and one that --rdzv-id gives
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", name)
+        said = refusal("train", "--out", folder, "--data", pairs, *SMALL[:4], "--steps", "8")
+        assert "holds a model already" in said, "it was there before"
+    choices = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(choices | {"launch": "of tonight"}))
     again = run("train", "--out", folder, "--data", pairs, *SMALL[:4], "--steps", "8")
     assert again.exit_code == 0 and "from step 6" in again.output, again.output
     fresh = run("train", "--out", tmp_path / "new", "--data", pairs, *SMALL)

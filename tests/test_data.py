@@ -484,6 +484,8 @@ def test_tatoeba_is_split_by_source(seed, held_out, tmp_path_factory):
     (folder / "cmn.txt").write_text(COLUMNS, encoding="utf-8")
     (folder / "cmn-eng.zip").unlink()
     assert read_tatoeba(folder, seed=seed, held_out=held_out) == corpus
+    with pytest.raises(FileExistsError, match=r"cmn\.txt would be read in place of cmn-eng\.zip"):
+        download_tatoeba(folder)
 
 
 def test_tatoeba_may_come_in_two_parts(tmp_path):

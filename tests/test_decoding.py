@@ -451,6 +451,7 @@ def test_only_what_can_be_compiled_is():
         compiled(build(0, 7).train())
     with pytest.raises(ValueError, match="for a CPU, and the model is on meta"):
         compiled(build(0, 7).to("meta"))
+    run_steps("others")
 
 
 def test_eight_bits(tmp_path):

@@ -37,8 +37,9 @@ from transformer_lit.descendants import (
 )
 from transformer_lit.encoder import Encoder
 from transformer_lit.layers import ACTIVATIONS
-from transformer_lit.model import count_parameters
+from transformer_lit.model import Shape, count_parameters
 from transformer_lit.multi_head import KeyValueCache, MultiHeadAttention
+from transformer_lit.translation import load_model
 
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it says that our ids are not its usual ones
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
@@ -590,6 +591,8 @@ def test_searches_continue_a_text(config, seed):
     ids = start
     for _ in range(6):
         ids = torch.cat([ids, model(ids)[:, -1:].argmax(dim=-1)], dim=1)
+    wide = beam_search(Continuation(model), start, 44, max_len=2)
+    assert all(token < 11 for row in wide for found in row for token in found.ids)
     found = greedy_search(Continuation(model), start, max_len=6)
     assert [h.ids for h in found] == ids[:, 3:].tolist()
     (best,), _ = beam_search(Continuation(model), start, 11, alpha=0.0, max_len=2)
@@ -693,3 +696,33 @@ def test_settings_that_must_be_are_read():
     scaled = {"rope_type": "linear", "factor": 10**30}  # more than 64 bits
     config = published_config({"model_type": "llama", "rope_theta": 10**30, "rope_scaling": scaled})
     assert config.frequencies().isfinite().all()
+
+
+def test_nothing_to_predict_costs_nothing():
+    """One token, or nothing but filling after it: 0, and not 0 / 0."""
+    torch.manual_seed(0)
+    model = LanguageModel(LanguageModelConfig(10, d_model=8, n_heads=2, n_layers=1, d_ff=8))
+    for ids in ([[3]], [[3, 0, 0]]):
+        loss = next_token_loss(model, torch.tensor(ids), pad=0)
+        assert loss == 0
+        loss.backward()
+
+
+def test_a_memory_and_heads_of_no_width_are_refused():
+    x = torch.zeros(1, 2, 8)
+    with pytest.raises(ValueError, match="looks at x alone"):
+        SelfAttention(8, 2, n_kv_heads=2, d_k=4)(x, x)
+    for heads, width in ((0, 4), (2, 0)):
+        with pytest.raises(ValueError, match=f"n_kv_heads={heads}, and this and d_k={width}"):
+            SelfAttention(8, 2, n_kv_heads=heads, d_k=width)
+
+
+def test_the_cache_of_two_stacks_is_not_counted():
+    with pytest.raises(ValueError, match="n_cross_layers=6"):
+        cache_bytes(Shape(50, 16, 2, 16, 0, (50,), n_cross_layers=6), 100)
+
+
+def test_a_language_model_is_no_translation_model(tmp_path):
+    LanguageModel(LanguageModelConfig(10, d_model=8, n_heads=2, n_layers=1, d_ff=8)).save(tmp_path)
+    with pytest.raises(ValueError, match="read it with LanguageModel.load"):
+        load_model(tmp_path)

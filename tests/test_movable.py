@@ -153,6 +153,10 @@ def test_the_query_is_dragged(figure):
         mouse.move(0, 0, steps=2)
         mouse.up()
         mouse.move(300, 300)  # no longer held
+        handle.hover()
+        mouse.down(button="right")  # this opens a menu
+        mouse.move(300, 300)
+        mouse.up(button="right")
         [shown] = place.evaluate(DRIVE, [[{}], LOOK_UP | {"values": ".control .value"}])
         query = numbers(shown["values"][:3])
         assert min(query) >= 0 and sum(query) == pytest.approx(1, abs=0.011)
@@ -399,8 +403,12 @@ def test_on_a_phone_to_the_ear_and_on_paper(visit, address, page):
         assert len(caption.inner_text()) > 20
         status = place.locator("[role=status]").last
         assert not status.inner_text(), "nothing has changed yet"
+        seen = status.locator("xpath=preceding-sibling::p[contains(@class, 'report')]")
+        hidden = seen.evaluate_all("all => all.map(node => node.ariaHidden)")
+        assert hidden in ([], ["false"]), "the first sentence cannot be heard"
         place.locator("input:is([type=range], [type=radio])").first.press("ArrowRight")
         tab.wait_for_function("node => node.textContent", arg=status.element_handle())
+        assert seen.evaluate_all("all => all.every(node => node.ariaHidden === 'true')"), "twice"
         still = place.locator("xpath=ancestor::figure").locator("img")
         assert place.is_visible() and not still.is_visible()
         tab.emulate_media(media="print")

@@ -1226,10 +1226,16 @@ def put(*place):
 ADAM = ("optimizer", "state", 0)
 
 
+def spread(moments):
+    """Give a moment the right shape, but one number in memory for all."""
+    moments["exp_avg"] = torch.zeros(()).expand(moments["exp_avg"].shape)
+
+
 @pytest.mark.parametrize(
     ("change", "value"),
     [
         (put(*ADAM, "exp_avg"), torch.ones(3)),  # Adam would write beyond its end
+        (lambda state, _: spread(state["optimizer"]["state"][0]), None),  # likewise
         (put(*ADAM, "exp_avg_sq"), "x"),
         (put(*ADAM, "step"), torch.ones(2)),
         (put("optimizer", "state", 10**6), {}),
@@ -1261,6 +1267,49 @@ def test_a_checkpoint_of_another_form_is_refused(tmp_path, change, value):
     with pytest.raises(ValueError, match="cannot go on from .*training.pt"):
         t.resume()
     assert t.step == 0 and all(map(torch.equal, before, parameters(t)))
+
+
+@pytest.mark.parametrize("trouble", [PermissionError, MemoryError, torch.OutOfMemoryError])
+def test_trouble_that_passes_is_not_put_down_to_the_checkpoint(tmp_path, monkeypatch, trouble):
+    """Who reads "begin anew" would throw a good one away."""
+    trainer(folder=tmp_path, steps=1).train(progress=False)
+
+    def fail(*_, **__):
+        raise trouble("no")
+
+    with monkeypatch.context() as patch, pytest.raises(trouble):
+        patch.setattr(torch, "load", fail)
+        trainer(folder=tmp_path).resume()
+    assert trainer(folder=tmp_path).resume() == 1
+
+
+def test_the_first_process_ends_as_told_when_another_was_told_to_stop(tmp_path):
+    """It saves, and says by its exit status that the run is not over."""
+    t = trainer(folder=tmp_path, steps=5, engine=Told())
+    with pytest.raises(SystemExit) as stopped:
+        t.train(progress=False)
+    assert stopped.value.code == 143 and t.step == t.saved < 5
+
+
+class Told(Engine):
+    """An engine with another process, which gives one to each sum: it has had a signal."""
+
+    def sum(self, value):
+        """Add what the other process gives."""
+        return value + 1
+
+
+class Helping(Engine):
+    """An engine of a process that writes nothing."""
+
+    rank = 1
+
+
+def test_all_processes_know_the_last_checkpoint(tmp_path):
+    """Also those that wrote nothing of it name it when they fail."""
+    t = trainer(folder=tmp_path, steps=1, engine=Helping())
+    t.train(progress=False)
+    assert t.saved == 1 and not list(tmp_path.iterdir())
 
 
 def test_a_checkpoint_with_other_snapshots_is_refused(tmp_path):

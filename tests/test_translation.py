@@ -171,6 +171,17 @@ def test_no_tokeniser_of_another_model_is_left(tmp_path):
     assert target is source
 
 
+def test_a_refused_save_leaves_what_is_there(tmp_path):
+    """A packed model cannot be saved; the model that was there before can still be read."""
+    own = translator()
+    own.save(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    other = Tokenizer.train(["abc abd"], 262)
+    with pytest.raises(ValueError):
+        Translator(packed(own.model), other).save(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_options_are_refused_whatever_there_is():
     """No sentences, or empty ones, are no reason to accept what is refused elsewhere."""
     for sentences in ([], [""]):
@@ -435,7 +446,7 @@ def test_the_date_model_of_the_package():
 def test_a_tokeniser_larger_than_the_model_is_refused():
     """Its ids would be out of range."""
     large = Tokenizer.train((text for pair in date_pairs(100) for text in pair), 270)
-    with pytest.raises(ValueError, match="270 tokens.*260"):
+    with pytest.raises(ValueError, match="ids up to 269, the model 260"):
         Translator(translator().model, large)
 
 
@@ -525,6 +536,11 @@ def test_unusual_dates_differ_in_one_thing(n, seed):
         assert source.count(".") == 2 and target.count("/") == 2 and "/" not in source
     for source, target in groups["two dates"]:
         assert len(source) > 10 and target[:4] in source and target[:4] in test_years
+
+
+def test_few_unusual_dates_are_as_many_as_asked_for():
+    for n in (1, 2, 3, 5):
+        assert {len(pairs) for pairs in unusual_dates(n).values()} == {n}
 
 
 def test_there_are_not_as_many_unusual_dates_as_one_likes():

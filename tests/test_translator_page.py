@@ -265,6 +265,8 @@ def test_odd_inputs_are_answered(page):
         assert not page.locator(".translator .tokens").is_visible()
         field(page).fill("1 May 1999")
         wait_for(page, "tokens in")
+    field(page).fill("👨" * 100)  # a hundred characters, and four tokens for each
+    wait_for(page, "400 tokens, and the figure takes 100")
     field(page).fill("x" * 100)  # as long as may be: many tokens, and the page stays alive
     wait_for(page, "tokens in")
     written = "".join(shown_tokens(page)).removesuffix("<eos>")
@@ -347,6 +349,10 @@ def test_heads(visit, address):
         m = maps[name]
         weights = m.weights[i, n - 1, h - 1] if n else m.weights[i].mean(dim=(0, 1))
         assert tab.locator(".heads .tokens label").all_inner_texts() == m.queries[i]
+        lists = tab.locator(".heads :is(.tokens, ol)")
+        languages = lists.evaluate_all("all => all.map(node => node.lang)")
+        chinese = {"encoder": (), "cross": (0,), "decoder": (0, 1)}[name]  # who asks, what is asked
+        assert languages == ["zh-Hans" if k in chinese else "en" for k in (0, 1)]
         tab.locator(".heads .tokens input").first.focus()
         tab.keyboard.press("Space")
         for t in range(len(m.queries[i])):
@@ -357,6 +363,21 @@ def test_heads(visit, address):
             tab.keyboard.press("ArrowDown")
     tab.locator(".heads .tokens label").nth(2).hover()
     assert m.queries[i][2] in report(tab, "heads").inner_text()
+
+
+def test_what_is_chosen_is_seen_in_the_readers_own_colours(browser, address):
+    """Where the system's colours take the place of the page's, as for contrast."""
+    context = browser.new_context(forced_colors="active")
+    tab = context.new_page()
+    tab.goto(address + PAGE)
+    script = "all => all.map(node => getComputedStyle(node).backgroundColor)"
+    chosen, *others = tab.locator(".translator .tokens span").evaluate_all(script)
+    assert len(others) > 5 and chosen not in others
+    tab.goto(address + WALK)
+    load_walk(tab)
+    chosen, *others = tab.locator(".walk .steps label").evaluate_all(script)
+    assert len(others) == 19 and chosen not in others
+    context.close()
 
 
 def test_beam(visit, address):
@@ -400,7 +421,13 @@ def test_beam(visit, address):
             assert best in said and f"{abs(ended[best]):.2f}" in said
     assert best.split() == values["answer"]
     assert tab.locator(".beam g.answer").count() == 1
-    assert tab.get_by_role("button", name="Forward").is_disabled()
+    back, forward = (tab.get_by_role("button", name=name) for name in ("Back", "Forward"))
+    assert forward.is_disabled()
+    back.click()
+    forward.focus()
+    tab.keyboard.press("Enter")
+    assert forward.is_disabled()
+    assert back.evaluate("node => node === document.activeElement"), "the focus is lost"
 
 
 # ---------------------------------------------------------------- The walk of chapter 8
@@ -426,6 +453,16 @@ def walk(browser, address):
 
 def walk_says(tab, text):
     tab.locator(".walk .stage .report", has_text=text).first.wait_for()
+
+
+def walk_reads(tab, text):
+    """Wait until the tokens of a text are those of the walk."""
+    tokenizer = translator().tokenizers[0]
+    tab.wait_for_function(
+        "names => [...document.querySelector('.walk .tokens').children]"
+        ".map(label => label.textContent).join() == names",
+        arg=",".join(tokenizer.pieces([*tokenizer.encode(normal_form(text)), EOS])),
+    )
 
 
 def go_to(tab, step):
@@ -746,6 +783,29 @@ def test_walk_next_token(walk):
         assert tokenizer.pieces([token])[0] in result.inner_text().split(". ")[0]
     tab.locator(".walk .picture tbody button").nth(4).press("Enter")
     assert tab.evaluate("document.activeElement.closest('.walk tbody') !== null")
+    buttons.nth(1).focus()
+    for u in (0.123, 0.456):  # the focus stays, so that one can draw again
+        tab.evaluate("u => (Math.random = () => u)", u)
+        tab.keyboard.press("Enter")
+        walk_says(tab, f"{u} was drawn")
+    tab.locator(".walk input[type=text]").fill("1 May 1999")
+    walk_reads(tab, "1 May 1999")
+    assert "drawn" not in result.inner_text(), "nothing of this text was drawn"
+
+
+def test_walk_by_arrow_keys(walk):
+    """Also from a part that goes away with its step."""
+    tab = walk
+    go_to(tab, 20)
+    for part in (".walk .buttons button", ".walk .stage a"):
+        tab.locator(part).first.focus()
+        step = tab.locator(".walk .steps input:checked").evaluate(PLACE)
+        for by in (1, 2):
+            tab.keyboard.press("ArrowLeft")
+            assert tab.locator(".walk .steps input:checked").evaluate(PLACE) == step - by
+
+
+PLACE = "node => [...document.querySelectorAll('.walk .steps input')].indexOf(node)"
 
 
 CHANGES = """step => {
@@ -821,23 +881,18 @@ def test_walk_takes_odd_inputs(walk):
         walk_says(tab, answer)
         assert not tab.locator(".walk .picture").is_visible()
         assert not tab.locator(".walk .steps").is_visible()
+        tab.wait_for_function(
+            "text => [...document.querySelectorAll('.walk .stage [role=status]')]"
+            ".some(node => node.checkVisibility() && node.textContent.includes(text))",
+            arg=answer,
+        )  # it is said, too
     for text in ("😀👨\u200d👩\u200d👧", "שלום مرحبا", "<img src=x onerror=alert(1)>", "1" * 100):
         field.fill(text)
-        names = inside_names(text)
-        tab.wait_for_function(
-            "names => [...document.querySelector('.walk .tokens').children]"
-            ".map(label => label.textContent).join() == names",
-            arg=",".join(names),
-        )
+        walk_reads(tab, text)
         assert "looks most at" in report.inner_text()
         assert tab.evaluate(SIDEWAYS) == 0
     assert tab.locator(".walk img").count() == 0, "typed HTML became HTML"
     quick(tab, (3, 4, 15))  # as long as a text may be: 101 tokens
-
-
-def inside_names(text):
-    tokenizer = translator().tokenizers[0]
-    return tokenizer.pieces([*tokenizer.encode(normal_form(text)), EOS])
 
 
 def test_walk_before_and_without_the_model(browser):

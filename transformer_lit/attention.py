@@ -233,10 +233,17 @@ def masked_softmax(
     ------
     TypeError
         If the mask is not boolean.
+    ValueError
+        If it is larger than the scores, which would then be copied for each of its parts.
     """
     if mask is None:
         return scores.softmax(dim=-1)
     check_mask(mask)
+    if torch.broadcast_shapes(mask.shape, scores.shape) != scores.shape:
+        raise ValueError(
+            f"a mask of shape {tuple(mask.shape)} does not fit scores of shape "
+            f"{tuple(scores.shape)}; without an axis of heads, take padding_mask(ids)[:, 0]"
+        )
     lowest = torch.finfo(scores.dtype).min
     weights = scores.masked_fill(~mask, lowest).softmax(dim=-1)
     return weights.masked_fill(~mask, 0.0)

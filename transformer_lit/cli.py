@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['FILE', 'FOLDER', 'device_option', 'FILES', 'reading_options', 'model_option', 'alpha_option', 'model_options',
            'training_options', 'machine_options', 'drawing_options', 'Command', 'open_streams', 'explain', 'main',
-           'Number', 'options', 'load_pairs', 'choose', 'read_run', 'checked', 'write_run', 'alone', 'train',
-           'train_and_tell', 'read_lines', 'no_longer', 'length_penalty', 'load_translator', 'translate', 'one_line',
-           'evaluate', 'download', 'plot']
+           'Number', 'options', 'load_pairs', 'choose', 'read_run', 'checked', 'launch', 'begun_by_this_launch',
+           'write_run', 'alone', 'train', 'last_checkpoint', 'train_and_tell', 'read_lines', 'no_longer',
+           'length_penalty', 'load_translator', 'translate', 'one_line', 'evaluate', 'download', 'plot']
 
 # %% ../nbs/17_cli.ipynb #4a70b123
 import contextlib
@@ -143,14 +143,14 @@ def load_pairs(files: tuple[Path, ...], skip_bad: bool, max_length: int) -> list
         warnings.simplefilter("always")
         try:
             on_error = "skip" if skip_bad else "raise"
-            pairs = read_pairs(*files, on_error=on_error, max_length=max_length)
+            return read_pairs(*files, on_error=on_error, max_length=max_length)
         except ValueError as error:
             raise ValueError(
                 str(error).replace("read with on_error='skip'", "say --skip-bad")
             ) from error
-    for warning in caught:
-        click.echo(f"Warning: {warning.message}", err=True)
-    return pairs
+        finally:
+            for warning in caught:
+                click.echo(f"Warning: {warning.message}", err=True)
 
 # %% ../nbs/17_cli.ipynb #3a34efd4
 def choose(recipe: Any, changes: dict[str, Any], processes: int, begun: bool) -> Any:
@@ -169,13 +169,15 @@ def choose(recipe: Any, changes: dict[str, Any], processes: int, begun: bool) ->
 
     own, old = taken(recipe), recipe.training  # vocab_size is the recipe's, not the model's
     given = taken(old)
-    share = 1.0 if begun else given.get("steps", old.steps) / old.steps
+    steps = given.get("steps", old.steps)
+    share = 1.0 if begun else steps / old.steps
+    every = given.get("average_every", max(1, int(old.average_every * share)))
     training = dataclasses.replace(
         old,
         **{
             "warmup": max(1, round(old.warmup * share)),
-            "average": min(old.average, given.get("steps", old.steps)),
-            "average_every": max(1, int(old.average_every * share)),
+            "average": min(old.average, steps // max(1, every)),
+            "average_every": every,
             "accumulate": max(old.accumulate, processes),
         }
         | given,
@@ -209,10 +211,14 @@ def read_run(path: Path) -> dict[str, Any]:
         made = Recipe(**checked(recipe), model=model, training=training)
         getattr(TransformerConfig, made.preset)(made.vocab_size, **model)
         names = ("data", "valid", "skip_bad", "max_length")
+        may_lack = ("patience", "precision")
+        chosen = {name: run[name] for name in may_lack if run.get(name) is not None}
         named = run.get("named")
         if named not in (None, *RECIPES):
             raise ValueError(f"there is no recipe {named!r}")
-        return checked({name: run[name] for name in names}) | {"named": named, "recipe": made}
+        run = checked({name: run[name] for name in names} | chosen)
+        run = {name: run.get(name) for name in (*names, *may_lack)}
+        return run | {"named": named, "recipe": made}
     except click.UsageError as error:
         reason = error.format_message().removesuffix(".")
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
@@ -232,6 +238,28 @@ def checked(values: dict[str, Any]) -> dict[str, Any]:
     if missing:
         raise ValueError(f"{missing[0]} is missing")
     return {name: known[name].type_cast_value(context, v) for name, v in values.items()}
+
+
+def launch() -> str | None:
+    """Return what one start of torchrun and its restarts have in common; None without torchrun."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    if name == "none" and os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        return f"process {os.getppid()}"  # nobody has named it, but it is on one machine
+    return name
+
+
+def begun_by_this_launch(folder: Path) -> bool:
+    """Tell whether the run in a folder has a checkpoint, and was begun before a restart.
+
+    Another run, which was there before, must not be gone on with unasked.
+    """
+    if not (folder / "training.pt").is_file():
+        return False
+    try:
+        begun = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        return begun.get("launch") == launch() is not None
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def write_run(path: Path, run: dict[str, Any]) -> None:
@@ -330,8 +358,7 @@ machine_options = options(
     click.option(
         "--precision",
         type=click.Choice(["auto", "float32", "tf32", "bf16", "fp16"]),
-        default="auto",
-        show_default=True,
+        help="What the device does best, or one of these.  [default: auto]",
     ),
     click.option("--compile", is_flag=True, help="Compile the model first."),
     click.option(
@@ -355,7 +382,7 @@ machine_options = options(
     "--valid",
     type=FILE,
     multiple=True,
-    help="The same, to validate on.  [default: a twentieth of --data, 500 pairs at most]",
+    help="The same, to validate on.  [default: a twentieth of --data, some 500 pairs at most]",
 )
 @reading_options
 @click.option(
@@ -401,8 +428,9 @@ def train(
 
     # torchrun has started all processes anew after one of them had died
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
-    resume = resume or (again and (folder / "training.pt").is_file())
+    resume = resume or (again and begun_by_this_launch(folder))
     run: dict[str, Any] = {"data": (), "valid": (), "skip_bad": False, "max_length": 2000}
+    run |= {"patience": None, "precision": None}
     if resume:
         run = read_run(folder / "run.json")
         learnt, asked = run["recipe"].vocab_size, changes["vocab_size"]
@@ -420,8 +448,9 @@ def train(
         named = recipe or ("general" if data else "dates")
         run |= {"named": named, "recipe": RECIPES[named]}
     given = {"data": data, "valid": valid, "skip_bad": skip_bad, "max_length": max_length}
+    given |= {"patience": patience, "precision": precision}
     run |= {name: value for name, value in given.items() if value}
-    engine = Accelerator(device, precision, compile=compile, parallel=parallel)
+    engine = Accelerator(device, run["precision"] or "auto", compile=compile, parallel=parallel)
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.closing(engine))
         before = changes["accumulate"] or run["recipe"].training.accumulate
@@ -437,13 +466,13 @@ def train(
         else:
             pairs = load_pairs(run["data"], run["skip_bad"], run["max_length"])
             if not run["valid"]:
-                pairs, held_out = split_pairs(pairs, seed=run["recipe"].training.seed)
-                valid_pairs = held_out[:500]
+                share = min(0.05, 500 / len(pairs))
+                pairs, valid_pairs = split_pairs(pairs, share, run["recipe"].training.seed)
         if run["valid"]:
             valid_pairs = load_pairs(run["valid"], run["skip_bad"], run["max_length"])
         if engine.rank == 0:
             stack.enter_context(alone(folder))
-        hooks: list[Any] = [EarlyStopping(patience)] if patience else []
+        hooks: list[Any] = [EarlyStopping(run["patience"])] if run["patience"] else []
         trainer, _ = start_training(
             run["recipe"],
             pairs,
@@ -454,10 +483,17 @@ def train(
             resume=resume,
         )
         if engine.rank == 0:
-            write_run(folder / "run.json", run)
+            write_run(folder / "run.json", run | {"launch": launch()})
             if tensorboard:
                 trainer.hooks = [*hooks, TensorBoard(folder / "tensorboard")]
         train_and_tell(trainer)
+
+
+def last_checkpoint(trainer: Any) -> str:
+    """Say where a run can go on, if it can."""
+    if trainer.saved is None:
+        return ""
+    return f"; the last checkpoint is of step {trainer.saved}: go on with --resume"
 
 
 def train_and_tell(trainer: Any) -> None:
@@ -474,24 +510,20 @@ def train_and_tell(trainer: Any) -> None:
         f"{size:,} parameters, {len(trainer.batches):,} pairs, {engine.precision} on "
         f"{engine.device}{processes}, from step {trainer.step}"
     )
+    begun = trainer.step
     try:
         log = trainer.train()
     except (KeyboardInterrupt, SystemExit) as stop:
-        say(
-            f"\nStopped at step {trainer.step}; the last checkpoint is of step {trainer.saved}. "
-            "Go on with --resume."
-        )
+        say(f"\nStopped at step {trainer.step}{last_checkpoint(trainer)}.")
         sys.exit(130 if isinstance(stop, KeyboardInterrupt) else stop.code)
     except RuntimeError as error:
         reason = explain(error)
         if engine.world_size == 1 or reason is None:
             raise
-        raise OSError(
-            f"{reason}; the last checkpoint is of step {trainer.saved}: go on with --resume"
-        ) from error
+        raise OSError(f"{reason}{last_checkpoint(trainer)}") from error
     if trainer.stopped:
         say(f"Stopped at step {trainer.step}: {trainer.stopped}.")
-    if not log:
+    if trainer.step == begun and not trainer.stopped:
         say(f"Nothing to do: step {trainer.step} was the last. Ask for more with --steps.")
         return
     last = log[-1]

@@ -678,6 +678,8 @@ def download_tatoeba(
         the right one, or cannot be written.
     """
     folder, name = Path(folder), f"{target}-eng.zip"
+    if (text := folder / f"{target}.txt").exists():
+        raise FileExistsError(f"{text} would be read in place of {name}: move it away first")
     way_out = (
         f"try again, or download {base}/{name} by hand into {folder}; "
         f"read_tatoeba({str(folder)!r}{other_than_chinese(target)}) then reads it"

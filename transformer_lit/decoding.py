@@ -438,6 +438,8 @@ def compiled(model: Transformer, room: int = 256) -> Transformer:
 
     Raises
     ------
+    TypeError
+        If it is a model of another kind.
     ValueError
         If the model is in training mode or on another device.
 
@@ -450,6 +452,8 @@ def compiled(model: Transformer, room: int = 256) -> Transformer:
     --------
     >>> fast = Translator(compiled(translator.model), *translator.tokenizers)
     """
+    if not isinstance(model, Transformer):
+        raise TypeError(f"only a Transformer is compiled, not a {type(model).__name__}: pack it")
     check_evaluating(model)
     device = next(model.parameters()).device
     if device.type != "cpu":

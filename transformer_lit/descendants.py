@@ -191,8 +191,11 @@ class SelfAttention(MultiHeadAttention):
         dropout: float = 0.0,
         bias: bool = True,
     ):
-        if n_heads % n_kv_heads:
-            raise ValueError(f"n_heads={n_heads} must be a multiple of n_kv_heads={n_kv_heads}")
+        if min(n_kv_heads, d_k) < 1 or n_heads % n_kv_heads:
+            raise ValueError(
+                f"n_heads={n_heads} must be a multiple of n_kv_heads={n_kv_heads}, and this and "
+                f"d_k={d_k} at least 1"
+            )
         super().__init__(n_heads * d_k, n_heads, dropout=dropout, bias=bias)
         self.d_model, self.d_k, self.frequencies = d_model, d_k, frequencies
         self.shared_by = n_heads // n_kv_heads
@@ -214,6 +217,9 @@ class SelfAttention(MultiHeadAttention):
         if self.shared_by > 1:  # the cache holds each once; here each comes for each of its heads
             key, value = (y.repeat_interleave(self.shared_by, dim=1) for y in (key, value))
         return query, key, value
+
+    def _across(self, *given: Any) -> Any:
+        raise ValueError("this looks at x alone; for a memory, take MultiHeadAttention")
 
 # %% ../nbs/16_descendants.ipynb #2234e13f
 @dataclass(frozen=True)
@@ -635,7 +641,8 @@ def next_token_loss(
     gold = ids[:, 1:].flatten()
     real = torch.ones_like(gold, dtype=torch.bool) if pad is None else gold != pad
     logits = model(ids[:, :-1]).flatten(0, 1)
-    return F.cross_entropy(logits[real], gold[real])
+    loss = F.cross_entropy(logits[real], gold[real], reduction="sum")
+    return loss / real.sum().clamp(min=1)
 
 
 def fit(
@@ -743,6 +750,8 @@ class Continuation:
         """
         if not cache.length:
             tgt = memory.repeat_interleave(len(tgt) // len(memory), dim=0)
+        # a beam that is lost, with a score of minus infinity, may have taken the column added here
+        tgt = tgt.clamp(max=self.model.config.vocab_size - 1)
         logits = self.model(tgt, cache=cache)[:, -1:]
         return F.pad(logits, (0, 1), value=-torch.inf)
 
@@ -1321,6 +1330,13 @@ def cache_bytes(shape: Shape, length: int, number: int = 2) -> int:
         Tokens held.
     number
         Bytes of a number; 2 in half precision.
+
+    Raises
+    ------
+    ValueError
+        If the shape has a decoder that looks at an encoder; only models of one stack are counted.
     """
+    if shape.n_cross_layers:
+        raise ValueError(f"only models of one stack are counted, not {shape.n_cross_layers=}")
     k, v = (w or shape.d_model // shape.n_heads for w in (shape.d_k, shape.d_v))
     return shape.n_layers * (shape.n_kv_heads or shape.n_heads) * (k + v) * length * number

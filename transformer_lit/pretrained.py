@@ -933,7 +933,7 @@ def save_marian(model: Transformer | Translator, folder: str | Path) -> None:
     Raises
     ------
     TypeError
-        If it is a model of another kind.
+        If it is a model of another kind, or its tokenisers are.
     ValueError
         If no Marian model can be what it is, as with norms before the sublayers.
     OSError
@@ -944,6 +944,10 @@ def save_marian(model: Transformer | Translator, folder: str | Path) -> None:
     model = model.model if isinstance(model, Translator) else model
     if not isinstance(model, Transformer):
         raise TypeError(f"only a Transformer can be a Marian model, not a {type(model).__name__}")
+    kinds = {type(own) for own in tokenizers or ()}
+    if kinds not in (set(), {Tokenizer}, {MarianTokenizer}):
+        names = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise TypeError(f"a Tokenizer or MarianTokenizer for both sides can be saved, not {names}")
     values = marian_values(model.config)
     weights = {plain(name): p.detach().cpu() for name, p in model.named_parameters()}
     places = list(marian_places(model.config))

@@ -257,7 +257,7 @@ class TrainingConfig:
         if not 0 <= self.average * self.average_every <= self.steps:
             raise ValueError(
                 f"there are no {self.average} weights, one every {self.average_every} steps, to "
-                f"average in {self.steps} steps"
+                f"average in {self.steps} steps; ask for a smaller average or average_every"
             )
         if not (0 < self.factor < math.inf and 0 <= self.clip < math.inf):
             raise ValueError(
@@ -487,8 +487,15 @@ class Run:
             return
         result, weights = self.result, self.engine.weights()
         optimizer = self.engine.state(self.optimizer)
-        if self.engine.rank:
-            return  # the others have helped to collect the weights; the first one writes
+        if not self.engine.rank:  # the others have helped to collect the weights
+            self._write_all(result, weights, optimizer)
+        self.engine.wait()
+        self.saved = self.step
+
+    def _write_all(
+        self, result: Model, weights: dict[str, Tensor], optimizer: dict[str, Any]
+    ) -> None:
+        assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
         begun = (self.folder / "training.pt").exists()
         if not begun:  # first, for a model without it could neither go on nor be replaced
@@ -503,7 +510,6 @@ class Run:
             writer.writerows(self.log)
         if begun:
             self._write(weights, optimizer)
-        self.saved = self.step
 
     def _write(self, weights: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
         assert self.folder is not None
@@ -528,6 +534,8 @@ class Run:
         ------
         ValueError
             If the checkpoint cannot be read, or belongs to another model or other data.
+        PermissionError, MemoryError, torch.OutOfMemoryError
+            If the machine keeps it from being read; nothing is wrong with the checkpoint.
         """
         path = None if self.folder is None else self.folder / "training.pt"
         if path is None or not path.is_file():
@@ -548,6 +556,8 @@ class Run:
                 self.log = list(state["log"])
                 for name in COUNTERS:
                     setattr(self, name, type(getattr(self, name))(state[name]))
+        except (PermissionError, MemoryError, torch.OutOfMemoryError):
+            raise  # the checkpoint is as good as before
         except Exception as error:  # torch raises many kinds
             reason = f"{type(error).__name__} {error}".strip().splitlines()[0]
             if isinstance(error, pickle.UnpicklingError):  # torch's own advice is to run it
@@ -576,8 +586,9 @@ class Run:
         }
         for what, tensors in groups.items():
             for name, tensor in tensors.items():
-                if (tensor.shape, tensor.dtype, tensor.layout) != own[name]:
-                    raise ValueError(f"the {what} have another shape or type at {name}")
+                form = (tensor.shape, tensor.dtype, tensor.layout)
+                if form != own[name] or not tensor.is_contiguous():
+                    raise ValueError(f"the {what} have another shape, type or order at {name}")
         if any(moments["step"].shape != () for moments in adam.values()):
             raise ValueError("the steps of Adam are no numbers")
         counters = [state[name] for name in COUNTERS]
@@ -724,7 +735,8 @@ class Trainer(Run):
         self.model.eval()
         if interruption.number == signal.SIGINT:
             raise KeyboardInterrupt
-        if interruption.number == signal.SIGTERM:
+        elsewhere = stop and not engine.rank and not (interruption.number or self.stopped)
+        if interruption.number == signal.SIGTERM or elsewhere:  # another process was told to
             raise SystemExit(128 + signal.SIGTERM)
         return self.log
 

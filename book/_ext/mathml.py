@@ -7,6 +7,7 @@ mini-racer. The font comes with the book. What Temml cannot read is a warning, s
 
 import re
 from functools import cache
+from html import escape
 from pathlib import Path
 
 from docutils import nodes
@@ -41,15 +42,20 @@ def mathml(node, display: bool) -> str:
     except JSEvalException as error:
         reason = str(error).splitlines()[0]
         logging.getLogger(__name__).warning("%s", reason, location=node, type="mathml")
-        return f"<code>{node.astext()}</code>"
+        return f"<code>{escape(node.astext())}</code>"
 
 
 def number_equations(app, doctree):
-    """Let each displayed formula have a number and an address, also those that have no label."""
-    for n, node in enumerate(doctree.findall(nodes.math_block), 1):
+    """Let each displayed formula have a number and an address, also those that have no label.
+
+    Sphinx has numbered those that have one, from 1; the others go on from there.
+    """
+    formulas = list(doctree.findall(nodes.math_block))
+    number = sum(1 for node in formulas if node["ids"])
+    for place, node in enumerate(formulas, 1):
         if not node["ids"]:
-            node["ids"] = [f"equation-{n}"]
-            node["number"] = n
+            number += 1
+            node["ids"], node["number"] = [f"equation-{place}"], number
 
 
 def visit_math(self, node):

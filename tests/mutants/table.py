@@ -2289,6 +2289,29 @@ USE = [
         "pass",
         "test_cli.test_a_language_that_moses_does_not_know_is_told_first",
     ),
+    Mutant(
+        "held out more than is validated on",
+        "cli",
+        "share = min(0.05, 500 / len(pairs))",
+        "share = 0.05",
+        "test_cli.test_what_is_held_out_is_drawn_from_the_whole_file",
+    ),
+    Mutant(
+        "tokeniser written before the model is refused",
+        "translation",
+        "self.model.save(folder)  # first, for it refuses what could not be loaded\n"
+        "        save_tokenizers(cast(Any, self.tokenizers), Path(folder))",
+        "save_tokenizers(cast(Any, self.tokenizers), Path(folder))\n"
+        "        self.model.save(folder)",
+        "test_translation.test_a_refused_save_leaves_what_is_there",
+    ),
+    Mutant(
+        "other processes forget the last checkpoint",
+        "training",
+        "self.engine.wait()\n        self.saved = self.step",
+        "self.engine.wait()\n        self.saved = None if self.engine.rank else self.step",
+        "test_training.test_all_processes_know_the_last_checkpoint",
+    ),
 ]
 
 INSIDE = [

@@ -136,9 +136,10 @@ literate.button = (label, change) => literate.html("button", { type: "button", o
 }
 
 // A line that says what a change has led to. It is seen at once; a screen reader says it when the
-// reader has paused, not at each step on the way.
+// reader has paused, not at each step on the way. What it says first can be read there; later on
+// the spoken one says the same.
 literate.report = ({ visible = true } = {}) => {
-  const seen = literate.html("p", { class: visible ? "report" : "visually-hidden", "aria-hidden": "true" });
+  const seen = literate.html("p", { class: visible ? "report" : "visually-hidden", "aria-hidden": !visible });
   const spoken = literate.html("p", { class: "visually-hidden", role: "status" });
   let waiting;
   return {
@@ -146,7 +147,10 @@ literate.report = ({ visible = true } = {}) => {
     say(text) {
       if (seen.textContent) { // nothing has changed when it is first said
         clearTimeout(waiting);
-        waiting = setTimeout(() => (spoken.textContent = text), 500);
+        waiting = setTimeout(() => {
+          spoken.textContent = text;
+          seen.setAttribute("aria-hidden", "true");
+        }, 500);
       }
       seen.textContent = text;
     },
@@ -164,6 +168,7 @@ literate.drag = (handle, { to, by }) => {
     to(x, y);
   };
   handle.onpointerdown = (event) => {
+    if (event.button) return; // a menu opens
     event.preventDefault();
     handle.focus({ preventScroll: true });
     handle.setPointerCapture(event.pointerId);
@@ -234,7 +239,8 @@ literate.fractions = (row) => row.split(" ").map((thousandths) => thousandths / 
     return fetched;
   };
 
-  // Resolve to the translator and the ids that it reads for a text, or to a refusal in words.
+  // Resolve to the translator and the ids that it reads for a text, or to a refusal in words. Work
+  // grows with the square of the tokens, and a rare character may be twelve of them.
   literate.readText = async (text, longest) => {
     const length = [...text].length;
     if (length > longest) {
@@ -243,7 +249,12 @@ literate.fractions = (row) => row.split(" ").map((thousandths) => thousandths / 
     }
     const translator = await literate.fetchTranslator();
     if (!literate.normalForm(text)) return { refusal: "Nothing to translate." };
-    return { translator, src: translator.source(text) };
+    const src = translator.source(text);
+    const tokens = src.length - 1; // without the end
+    if (tokens > longest) {
+      return { refusal: `The model would read this as ${tokens} tokens, and the figure takes ${longest}. Write less, or plainer signs.` };
+    }
+    return { translator, src };
   };
 }
 

@@ -51,8 +51,10 @@
     const { nodes, rows } = literate.beamTree(steps);
     const columns = steps.length + 1;
     const move = (by) => {
+      const focused = document.activeElement;
       step.set(step.value + by);
       draw();
+      if (focused.disabled) (focused === forward ? back : forward).focus(); // it has come to an end
     };
     const step = literate.slider({
       label: "Step", min: 0, max: steps.length, value: 1, change: () => draw(),

@@ -73,6 +73,8 @@
       const chosen = Math.max(0, queries.value);
       queries.fill(names.queries);
       queries.set(Math.min(chosen, names.queries.length - 1));
+      queries.element.lastChild.lang = kind.value === "encoder" ? "en" : "zh-Hans";
+      keys.lang = kind.value === "decoder" ? "zh-Hans" : "en";
       look(queries.value);
     };
 

@@ -181,7 +181,7 @@
           busy += performance.now() - begun;
           const n = translation.steps.push(step);
           if (n === chosen + 1) show(translation, chosen);
-          else if (n > chosen) fill(n);
+          else if (n > chosen && !watching) fill(n);
           await pause(); // for the page to show it, and for the reader to change the text
           if (wish !== latest) return;
           begun = performance.now();

@@ -10,6 +10,9 @@
   const ALL = 21; // place of "all" on the slider of top-k
   const BREATH = 30; // milliseconds of computing after which the page may show something
 
+  // A part that had the focus and is gone, or is put into the page anew, leaves it to nobody.
+  const nothingFocused = () => document.activeElement === document.body;
+
   const titleOf = ({ attention, name }) => (attention ? `${attention}: ${name.toLowerCase()}` : name);
 
   literate.figures.walk = (element, values) => {
@@ -25,6 +28,7 @@
         bringToLife(element, translator, values);
       } catch (error) {
         load.disabled = false;
+        if (nothingFocused()) load.focus({ preventScroll: true });
         report.say(`The model did not come: ${error.message}. The picture below shows the same way, for one date.`);
       }
     });
@@ -45,7 +49,7 @@
 
     // ---------------------------------------------------------------- What can be chosen
 
-    const input = literate.textInput({ label: "A date", value: text, change: () => follow() });
+    const input = literate.textInput({ label: "A date", value: text, change: () => ((told = ""), follow()) });
     const chooser = (name, label, more) => {
       const row = literate.tokens({ label, change: () => go({ [name]: row.value }), ...more });
       return row;
@@ -180,12 +184,14 @@
     // Go to another step, token, layer or head.
     const go = (change) => {
       Object.assign(choice, change);
+      if (!way) return; // it is drawn when it is computed
       told = "";
       const focused = document.activeElement;
       drawAll();
       const item = items[choice.step].radio.parentElement; // into sight, where the list scrolls
       list.scrollTo({ left: item.offsetLeft - (list.clientWidth - item.clientWidth) / 2 });
       if (focused.disabled) (focused === next ? back : next).focus(); // it has come to an end
+      else if (nothingFocused() && focused !== document.body) (next.disabled ? back : next).focus({ preventScroll: true });
     };
 
     // ---------------------------------------------------------------- Computing
@@ -231,7 +237,8 @@
       input.set(way.text);
       told = `${how} ${quoted(piece(id))}. `;
       await follow(given);
-      if (!pressed.isConnected) candidates.querySelector("button").focus({ preventScroll: true });
+      if (!nothingFocused()) return;
+      (pressed.isConnected ? pressed : candidates.querySelector("button")).focus({ preventScroll: true });
     };
 
     // The arrow keys walk, where they do not belong to what has the focus.
@@ -250,6 +257,6 @@
       list,
       html("section", { class: "stage" },
         html("div", { class: "turn" }, back, place, next), words, shape, picture, readout, result, spoken.element)));
-    follow().then(() => next.focus({ preventScroll: true }));
+    follow().then(() => nothingFocused() && next.focus({ preventScroll: true }));
   };
 }
