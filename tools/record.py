@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--note", default="", help="what else must be known")
     parser.add_argument("--data", type=Path, action="append", default=[])
     parser.add_argument("--beam", type=int, action="append")
-    parser.add_argument("--alpha", type=float, default=0.6)
+    parser.add_argument("--alpha", type=float, action="append", help="of the beams; 0.6 by default")
     parser.add_argument("--moses")
     parser.add_argument("--dates", type=int, default=0, help="score on so many test dates")
     parser.add_argument("--lines", type=int, default=10, help="translations to quote")
@@ -170,9 +170,10 @@ def main() -> None:
         "versions": versions(),
         "threads": torch.get_num_threads(),
         "scores": [
-            score(translator, name, pairs, beam, asked.alpha, asked.moses, asked.lines)
+            score(translator, name, pairs, beam, alpha, asked.moses, asked.lines)
             for name, pairs in tests.items()
             for beam in asked.beam or (1, 5)
+            for alpha in (asked.alpha or (0.6,) if beam > 1 else (0.0,))
         ],
     }
     text = json.dumps(record, indent=2, ensure_ascii=False)
