@@ -11,6 +11,7 @@ import sys
 import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from support import generator, random_ids, random_model, seeds
 from torch import Tensor
 
 from transformer_lit import pretrained
-from transformer_lit.data import Tokenizer, date_pairs
+from transformer_lit.data import BOS, EOS, PAD, Tokenizer, date_pairs
 from transformer_lit.decoding import beam_search, greedy_search
 from transformer_lit.embedding import sinusoidal_positions
 from transformer_lit.model import Transformer, TransformerConfig
@@ -899,6 +900,9 @@ def test_what_is_not_exported(tmp_path):
     translator = Translator(other, Tokenizer.train(["a b"], 300))
     with pytest.raises(TypeError, match="only a Transformer can be a Marian model, not a Seq2Seq"):
         save_marian(translator, tmp_path)
+    foreign = MagicMock(pad=PAD, bos=BOS, eos=EOS, n_rows=9)  # somebody's own tokeniser
+    with pytest.raises(TypeError, match="can be saved, not MagicMock and MagicMock"):
+        save_marian(Translator(model, foreign), tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -944,9 +944,9 @@ def save_marian(model: Transformer | Translator, folder: str | Path) -> None:
     model = model.model if isinstance(model, Translator) else model
     if not isinstance(model, Transformer):
         raise TypeError(f"only a Transformer can be a Marian model, not a {type(model).__name__}")
-    kinds = {type(own) for own in tokenizers or ()}
-    if kinds not in (set(), {Tokenizer}, {MarianTokenizer}):
-        names = " and ".join(sorted(kind.__name__ for kind in kinds))
+    kinds = Tokenizer, MarianTokenizer
+    if tokenizers and not any(all(isinstance(t, kind) for t in tokenizers) for kind in kinds):
+        names = " and ".join(type(own).__name__ for own in tokenizers)
         raise TypeError(f"a Tokenizer or MarianTokenizer for both sides can be saved, not {names}")
     values = marian_values(model.config)
     weights = {plain(name): p.detach().cpu() for name, p in model.named_parameters()}
