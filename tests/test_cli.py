@@ -260,7 +260,7 @@ def test_resume_keeps_the_precision_and_the_patience(pairs, tmp_path):
     assert result.exit_code == 0 and "float32 on cpu" in result.output, result.output
 
 
-def test_a_run_may_end_early(tmp_path):
+def test_a_run_may_end_early():
     """Its average takes what there is; nobody has chosen its number."""
     for begun in (True, False):
         for steps in (1, 50, 114, 1500, 8000):

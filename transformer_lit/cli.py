@@ -176,7 +176,7 @@ def choose(recipe: Any, changes: dict[str, Any], processes: int, begun: bool) ->
         old,
         **{
             "warmup": max(1, round(old.warmup * share)),
-            "average": min(old.average, steps // max(1, every)),
+            "average": min(old.average, steps // every),
             "average_every": every,
             "accumulate": max(old.accumulate, processes),
         }
@@ -257,7 +257,7 @@ def begun_by_this_launch(folder: Path) -> bool:
         return False
     try:
         begun = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        return begun.get("launch") == launch() is not None
+        return launch() is not None and begun.get("launch") == launch()
     except (OSError, ValueError, AttributeError):
         return False
 
