@@ -1,7 +1,11 @@
 """What all tests share: checked annotations, hypothesis's profile, one thread."""
 
+import os
 import sys
 from pathlib import Path
+
+# What the tests expect was computed on a CPU; the programs that they start inherit this, too.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import torch
 from hypothesis import HealthCheck, Phase, settings

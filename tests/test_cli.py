@@ -16,7 +16,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from transformer_lit import translation
+from transformer_lit import cli, gpu, translation
 from transformer_lit.cli import choose, explain, main, one_line
 from transformer_lit.data import date_pairs
 from transformer_lit.translation import RECIPES
@@ -468,6 +468,27 @@ def test_several_processes_as_one(pairs, tmp_path):
     for one, two in zip(*logs, strict=True):
         assert float(one["loss"]) == pytest.approx(float(two["loss"]), abs=1e-5)
         assert one["tokens"] == two["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("error", "parted"), [(None, True), (SystemExit(143), True), (MemoryError("full"), False)]
+)
+def test_a_process_that_fails_alone_waits_for_no_farewell(
+    error, parted, pairs, tmp_path, monkeypatch
+):
+    """Else NCCL would hold it for two hours, and torchrun would learn nothing."""
+
+    def fail(trainer):
+        if error is not None:
+            raise error
+
+    farewells = []
+    monkeypatch.setattr(cli, "train_and_tell", fail)
+    monkeypatch.setattr(gpu.Accelerator, "close", lambda engine: farewells.append(engine.rank))
+    assert run("train", "--out", tmp_path / "run", "--data", pairs, *SMALL).exit_code == (
+        0 if error is None else 143 if parted else 1
+    )
+    assert farewells == [0] * parted
 
 
 def test_a_restart_by_torchrun_goes_on(model, pairs, tmp_path, monkeypatch):

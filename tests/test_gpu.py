@@ -17,9 +17,11 @@ from pathlib import Path
 import pytest
 import several
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from support import padded_ids, randomise, seeds
+from torch.torch_version import TorchVersion
 
 from transformer_lit.data import BOS, Batch
 from transformer_lit.gpu import (
@@ -81,9 +83,20 @@ def test_a_device_that_is_not_there_is_refused(name):
         pick_device(name)
 
 
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """Make PyTorch say that there are two GPUs, but leave how attention is computed as it was."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.usefixtures("two_gpus")
 def test_each_process_gets_a_gpu_of_its_own(monkeypatch):
     """Also where the device is named; and there must be enough."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert pick_device("cuda") == pick_device("auto") == torch.device("cuda:1")
     assert pick_device("cuda:0") == torch.device("cuda:0")
@@ -92,6 +105,35 @@ def test_each_process_gets_a_gpu_of_its_own(monkeypatch):
         pick_device("auto")
     monkeypatch.delenv("LOCAL_RANK")
     assert pick_device("auto") == torch.device("cuda:0")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_attention_on_a_gpu_does_not_plan_for_each_shape():
+    """As cuDNN's does, which PyTorch prefers on newer ones."""
+    pick_device("cpu")
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    pick_device("cuda")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_gpu_whose_driver_is_too_old_is_not_there(monkeypatch):
+    """PyTorch counts it, and then cannot use it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == CPU
+    with pytest.raises(ValueError, match="no device 'cuda:0' here, but 0 of CUDA that can be used"):
+        pick_device("cuda")
+
+
+def test_mps_needs_a_pytorch_that_computes_attention_rightly_there(monkeypatch):
+    """What was fixed in 2.13."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    for version, device in (("2.13.0", "mps"), ("2.20.1", "mps"), ("2.12.1", "cpu")):
+        monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+        assert pick_device("auto").type == device
+    with pytest.raises(ValueError, match=r"MPS needs PyTorch 2\.13, and this is 2\.12\.1"):
+        pick_device("mps")
 
 
 def test_the_precision_is_one_that_the_device_has(monkeypatch):
@@ -139,6 +181,17 @@ def test_ways_to_share_that_do_not_go_are_refused(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     with pytest.raises(ValueError, match="MPS"):
         Accelerator("mps")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_shards_are_never_in_fp16(monkeypatch):
+    """Which is what suits a T4 otherwise."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)  # nobody is to be waited for
+    assert Accelerator("cuda").precision == "fp16"
+    assert Accelerator("cuda", parallel="fsdp").precision == "float32"
 
 
 def test_restarts_that_may_fail_are_warned_of(monkeypatch):

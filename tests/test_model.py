@@ -464,6 +464,8 @@ def test_shapes_that_do_not_fit_are_refused(options, message):
         ({"tgt_vocab_size": 3, "tie": "output", "pad": 3}, "pad=3 must be below"),
         ({"pad": 10}, "pad=10 must be below"),
         ({"pad": -1}, "pad must be"),
+        ({"pad": 2, "eos": 2}, "eos=2 must be neither pad=2 nor bos=1"),
+        ({"bos": 2}, "eos=2 must be neither pad=0 nor bos=2"),
     ],
 )
 def test_values_out_of_range_are_refused(options, message):

@@ -452,7 +452,8 @@ def train(
     run |= {name: value for name, value in given.items() if value}
     engine = Accelerator(device, run["precision"] or "auto", compile=compile, parallel=parallel)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.closing(engine))
+        # NCCL takes its leave of all others: a process that fails alone just ends, unparted
+        stack.push(lambda kind, *_: engine.close() if kind in (None, SystemExit) else None)
         before = changes["accumulate"] or run["recipe"].training.accumulate
         run["recipe"] = choose(run["recipe"], changes, engine.world_size, begun=resume)
         if engine.rank == 0 and before < run["recipe"].training.accumulate:

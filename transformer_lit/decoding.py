@@ -14,7 +14,6 @@ import random
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import torch
@@ -605,12 +604,12 @@ def beam_search(
         origin, token = flat // v, flat % v
         order = (token == eos).int().argsort(dim=-1, stable=True)[:, :beam]  # these may go on
         hopes = total.gather(1, order[:, :1])[:, 0].tolist()  # the best sum among them
+        best = [x[:, :beam].tolist() for x in (total, origin, token)]  # a GPU is waited for once
 
         going = []
         for i, sentence in enumerate(alive):
             found, limit = done[sentence], limits[sentence]
-            best = zip(total[i].tolist(), origin[i].tolist(), token[i].tolist(), strict=True)
-            for score, j, t in islice(best, beam):
+            for score, j, t in zip(*(x[i] for x in best), strict=True):
                 if (t == eos or length == limit) and score > -torch.inf:
                     ids = prefix[i, j, 1:].tolist() + [t] * (t != eos)
                     found.append(Hypothesis(ids, score / length_penalty(length, alpha)))

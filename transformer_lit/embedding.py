@@ -55,7 +55,8 @@ class TokenEmbedding(nn.Embedding):
         Raises
         ------
         IndexError
-            If an id is negative or not below ``vocab_size``.
+            If an id is negative or not below ``vocab_size``; on CUDA, PyTorch stops the whole
+            program instead.
         """
         try:
             vectors = super().forward(ids)
@@ -364,7 +365,8 @@ class Embedding(nn.Module):
         Raises
         ------
         IndexError
-            If an id is negative or not below ``vocab_size``.
+            If an id is negative or not below ``vocab_size``; on CUDA, PyTorch stops the whole
+            program instead.
         ValueError
             If ``start`` is negative, or learned positions end before the ids do.
         """

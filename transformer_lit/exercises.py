@@ -133,7 +133,7 @@ def close(answer: Any, expected: Any, tolerance: float = 1e-5) -> bool:
         return False
     if answer.is_floating_point():
         tolerance = max(tolerance, 8 * torch.finfo(answer.dtype).eps)
-    answer, expected = answer.double().cpu(), expected.double().cpu()
+    answer, expected = answer.cpu().double(), expected.cpu().double()  # MPS has no float64
     return answer.shape == expected.shape and torch.allclose(
         answer, expected, atol=tolerance, rtol=tolerance
     )

@@ -38,6 +38,9 @@ PRECISIONS = ("float32", "tf32", "bf16", "fp16")
 def pick_device(name: str = "auto") -> torch.device:
     """Return the device of that name, or for ``"auto"`` the fastest there is.
 
+    Of the ways in which PyTorch computes attention on CUDA, that of cuDNN is switched off: it plans
+    anew for each shape, and batches of sentences have many.
+
     Parameters
     ----------
     name
@@ -49,10 +52,13 @@ def pick_device(name: str = "auto") -> torch.device:
     ValueError
         If there is no such device.
     """
-    mps = torch.backends.mps.is_available()
-    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(mps)}
+    # older ones compute attention wrongly there (PyTorch's issues 163597, 169222 and 184180)
+    mps = torch.backends.mps.is_available() and torch.__version__ >= "2.13"
+    # the number alone counts GPUs, too, for which the driver is too old
+    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    there = {"cpu": 1, "cuda": cuda, "mps": int(mps)}
     if name == "auto":
-        name = "cuda" if there["cuda"] else "mps" if mps else "cpu"
+        name = "cuda" if cuda else "mps" if mps else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -60,12 +66,17 @@ def pick_device(name: str = "auto") -> torch.device:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     if (device.index or 0) >= there.get(device.type, 0):
-        gpus = torch.version.cuda or torch.version.hip or mps
-        built = "" if gpus else "; this PyTorch is for CPUs only"
+        if torch.backends.mps.is_available():
+            why = "" if mps else f"; MPS needs PyTorch 2.13, and this is {torch.__version__}"
+        else:
+            gpus = torch.version.cuda or torch.version.hip
+            why = "" if gpus else "; this PyTorch is for CPUs only"
         raise ValueError(
-            f"there is no device {str(device)!r} here, but {there['cuda']} of CUDA{built}. Choose "
-            "another device, or auto, and with torchrun no more processes than devices"
+            f"there is no device {str(device)!r} here, but {cuda} of CUDA that can be used{why}. "
+            "Choose another device, or auto, and with torchrun no more processes than devices"
         )
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
 
@@ -363,7 +374,9 @@ class Accelerator(Engine):
         self.precision = pick_precision(self.device, precision)
         self.sharded = parallel == "fsdp" and self.world_size > 1
         if self.sharded and self.precision == "fp16":
-            raise ValueError("fsdp does not scale the loss, as fp16 must; choose bf16 or float32")
+            if precision != "auto":
+                raise ValueError("fsdp does not scale the loss, as fp16 must; choose float32")
+            self.precision = "float32"
         cuda = self.device.type == "cuda"
         if cuda:
             torch.cuda.set_device(self.device)

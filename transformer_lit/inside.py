@@ -411,6 +411,7 @@ def probe(
             raise ValueError(f"{len(vectors)} vectors, but {len(answers)} classes")
     if not ridge > 0:
         raise ValueError(f"ridge must be above 0, not {ridge}")
+    x, y, test_x, test_y = (z.cpu() for z in (x, y, test_x, test_y))  # MPS has no float64
     x, test_x = x.double(), test_x.double()
     mean, deviation = x.mean(dim=0), x.std(dim=0, correction=0).clamp(min=1e-9)
 

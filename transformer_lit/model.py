@@ -167,6 +167,11 @@ class TransformerConfig(ModelConfig):
             self._check_whole(name, 0)
         if self.pad >= min(self.vocab_size, self.target_size):
             raise ValueError(f"pad={self.pad} must be below the size of each vocabulary")
+        if self.eos in (self.pad, self.bos):
+            raise ValueError(
+                f"eos={self.eos} must be neither pad={self.pad} nor bos={self.bos}: a search never "
+                "writes these, and so would never end"
+            )
 
     def _check_whole(self, name: str, least: int) -> None:
         value = getattr(self, name)
