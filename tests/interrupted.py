@@ -47,6 +47,7 @@ def trainer(folder: Path | None, seed: int = 0, **config) -> Trainer:
 
 def train(folder: Path, wait: bool) -> None:
     """Train; at one step say "now", and "noted" when a signal has come."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever began the tests may have it ignored
     t = trainer(folder, **RARELY)
     update = t.update
 

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -431,6 +432,63 @@ def test_scores_of_the_papers_and_translations_in_a_file(model, pairs, tmp_path)
     assert len(out.read_text(encoding="utf-8").splitlines()) == 300
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--recipe", "multi30k"],
+        ["--recipe", "tatoeba"],
+        ["--valid", "pairs.tsv"],
+        ["--skip-bad"],
+        ["--max-length", "9"],
+    ],
+)
+def test_options_about_data_that_is_not_given_are_refused(options, pairs, tmp_path, monkeypatch):
+    """Else dates would be learnt, and nobody be told."""
+    monkeypatch.chdir(pairs.parent)
+    said = refusal("train", "--out", tmp_path / "run", *options, *SMALL)
+    assert "--data is missing" in said and not (tmp_path / "run").exists()
+
+
+def test_validation_on_what_is_learnt_is_told(pairs, tmp_path):
+    """With the number of pairs."""
+    valid = tmp_path / "valid.tsv"
+    valid.write_text("".join(pairs.read_text("utf-8").splitlines(True)[:7]) + "new\tneu\n", "utf-8")
+    said = run("train", "--out", tmp_path / "run", "--data", pairs, "--valid", valid, *SMALL).output
+    assert "Warning: 7 of 8 pairs to validate on are learnt from too" in said
+
+
+def test_the_log_of_another_is_not_overwritten(pairs, tmp_path):
+    """Whether it is that of a run or not."""
+    (tmp_path / "log.csv").write_text("precious")
+    assert "holds a run already (log.csv)" in refusal("train", "--out", tmp_path, "--data", pairs)
+    assert (tmp_path / "log.csv").read_text() == "precious"
+
+
+def test_a_full_disk_is_named_with_the_way_on(pairs, tmp_path):
+    """Which is to make room and resume."""
+    resource = pytest.importorskip("resource")
+    folder = tmp_path / "run"
+    assert run("train", "--out", folder, "--data", pairs, *SMALL).exit_code == 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, hard))  # the weights alone fit
+    try:
+        said = refusal("train", "--out", folder, "--resume", "--steps", "8")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert re.search(r"cannot write .*training\.pt: is the disk full\?", said), said
+    assert "the last checkpoint is of step 6: go on with --resume" in said
+
+
+def test_memory_that_ran_out_is_named(model, monkeypatch):
+    """Python itself says nothing."""
+
+    def fill(*given):
+        raise MemoryError
+
+    monkeypatch.setattr(cli, "load_translator", fill)
+    assert "Error: there is not enough memory" in refusal("translate", "--model", model, "a")
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_ends(pairs, tmp_path, number, code):
     """The step is finished, a checkpoint written, and the way to go on named."""
@@ -499,7 +557,7 @@ def test_a_restart_by_torchrun_goes_on(model, pairs, tmp_path, monkeypatch):
     for name in ("none", "of tonight"):  # torchrun's own, and one that --rdzv-id gives
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", name)
         said = refusal("train", "--out", folder, "--data", pairs, *SMALL[:4], "--steps", "8")
-        assert "holds a model already" in said, "it was there before"
+        assert "holds a run already" in said, "it was there before"
     choices = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(choices | {"launch": "of tonight"}))
     again = run("train", "--out", folder, "--data", pairs, *SMALL[:4], "--steps", "8")

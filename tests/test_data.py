@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import http.server
 import io
+import json
 import re
 import socket
 import threading
@@ -22,7 +23,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from support import seeds
 from tokenizers import Tokenizer as BPE
-from tokenizers import models
+from tokenizers import decoders, models, pre_tokenizers
 from torch.utils.data import DataLoader
 
 from transformer_lit import data
@@ -166,7 +167,35 @@ def test_a_tokeniser_of_others_is_refused(tmp_path):
     """It lacks the special tokens, or has them elsewhere."""
     path = tmp_path / "tokenizer.json"
     BPE(models.BPE(vocab={"a": 0}, merges=[])).save(str(path))
+    letters = {letter: i for i, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    bpe = BPE(models.BPE(vocab=letters, merges=[]))
+    bpe.decoder = decoders.ByteLevel()
+    bpe.save(str(path))
     with pytest.raises(ValueError, match="does not begin with the tokens <pad>"):
+        Tokenizer.load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda form: form.update(
+            model={"type": "WordLevel", "vocab": {"<pad>": 0}, "unk_token": ""}
+        ),
+        lambda form: form.update(normalizer={"type": "Lowercase"}),
+        lambda form: form["normalizer"] or form.update(decoder={"type": "Fuse"}),
+        lambda form: form["model"].update(dropout=0.5),
+        lambda form: form["model"]["vocab"].pop("a"),
+    ],
+)
+def test_a_tokeniser_that_would_lose_text_is_refused(change, tmp_path):
+    """Though the library reads it; at some it panics later."""
+    path = tmp_path / "tokenizer.json"
+    Tokenizer.train([], 260).save(path)
+    assert Tokenizer.load(path).n_rows == 260
+    form = json.loads(path.read_text())
+    change(form)
+    path.write_text(json.dumps(form))
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokeniser: .*256 bytes"):
         Tokenizer.load(path)
 
 
@@ -344,6 +373,15 @@ def test_bad_lines_of_two_files(tmp_path):
     ]
 
 
+def test_two_files_of_pairs_are_not_the_two_sides(tmp_path):
+    """Their lines would be the sentences, with tabs in them."""
+    one, other = tmp_path / "a.tsv", tmp_path / "b.tsv"
+    one.write_text("one\teins\n")
+    other.write_text("two\tzwei\n")
+    with pytest.raises(ValueError, match=r"line 1 has a tab.*file is one of two"):
+        read_pairs(one, other)
+
+
 @pytest.mark.parametrize("on_error", ["raise", "skip", print])
 def test_files_out_of_step_are_never_read(on_error, tmp_path):
     """The message has both names and both numbers."""
@@ -356,6 +394,17 @@ def test_files_out_of_step_are_never_read(on_error, tmp_path):
     ):
         with pytest.raises(ValueError, match=names):
             read_pairs(one, other, on_error=on_error)
+
+
+def zipped(method: int = zipfile.ZIP_DEFLATED, at: int | None = None, byte: int = 0) -> bytes:
+    """Return a zip file, one byte of whose end record's offset is perhaps another."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", method) as archive:
+        archive.writestr(zipfile.ZipInfo("a.txt"), "one\teins\n" * 99, method)
+    spoilt = bytearray(content.getvalue())
+    if at is not None:
+        spoilt[spoilt.rindex(b"PK\x05\x06") + 16 + at] = byte
+    return bytes(spoilt)
 
 
 # without the time, which would get into the names of tests
@@ -381,6 +430,8 @@ WHOLE = gzip.compress(b"one\teins\n" * 99, mtime=0)
         ("a.gz", WHOLE[:20], "not a whole .gz file"),
         ("a.gz", WHOLE[:12] + b"\xff" + WHOLE[13:], "not a whole .gz file"),
         ("a.zip", b"PK\x03\x04", "not a whole .zip file"),
+        ("a.zip", zipped(zipfile.ZIP_LZMA), "not a whole .zip file.*another method than deflate"),
+        ("a.zip", zipped(at=2, byte=255), "not a whole .zip file"),
     ],
 )
 def test_a_hopeless_file_is_refused_by_name(name, content, says, tmp_path):
@@ -420,6 +471,16 @@ def test_the_share_that_is_held_out():
     pairs = [(str(i), "x") for i in range(100)]
     assert [len(part) for part in split_pairs(pairs, 0.2)] == [80, 20]
     assert split_pairs(pairs, seed=1) != split_pairs(pairs, seed=2)
+
+
+@given(seeds)
+def test_a_sentence_that_comes_very_often_is_learnt_from(seed):
+    """Held out, it would take nearly all pairs with it."""
+    pairs = [("ok", str(i)) for i in range(95)] + [(str(i), "x") for i in range(5)]
+    train, valid = split_pairs(pairs, 0.05, seed)
+    assert len(valid) == 1 and valid[0][0] != "ok" and len(train) == 99
+    alike = [(str(i % 2), str(i)) for i in range(100)]  # nothing smaller can be held out
+    assert [len(part) for part in split_pairs(alike, 0.05, seed)] == [50, 50]
 
 
 # Real sentences

@@ -83,20 +83,18 @@ def test_a_device_that_is_not_there_is_refused(name):
         pick_device(name)
 
 
-@pytest.fixture
-def two_gpus(monkeypatch):
-    """Make PyTorch say that there are two GPUs, but leave how attention is computed as it was."""
+def pretend_gpus(monkeypatch) -> list[bool]:
+    """Make PyTorch say that there are two GPUs; return how cuDNN's attention is switched."""
+    switched: list[bool] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    yield
-    torch.backends.cuda.enable_cudnn_sdp(before)
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", switched.append)
+    return switched
 
 
-@pytest.mark.usefixtures("two_gpus")
 def test_each_process_gets_a_gpu_of_its_own(monkeypatch):
     """Also where the device is named; and there must be enough."""
+    pretend_gpus(monkeypatch)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert pick_device("cuda") == pick_device("auto") == torch.device("cuda:1")
     assert pick_device("cuda:0") == torch.device("cuda:0")
@@ -107,18 +105,18 @@ def test_each_process_gets_a_gpu_of_its_own(monkeypatch):
     assert pick_device("auto") == torch.device("cuda:0")
 
 
-@pytest.mark.usefixtures("two_gpus")
-def test_attention_on_a_gpu_does_not_plan_for_each_shape():
+def test_attention_on_a_gpu_does_not_plan_for_each_shape(monkeypatch):
     """As cuDNN's does, which PyTorch prefers on newer ones."""
+    switched = pretend_gpus(monkeypatch)
     pick_device("cpu")
-    assert torch.backends.cuda.cudnn_sdp_enabled()
+    assert switched == []
     pick_device("cuda")
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert switched == [False]
 
 
-@pytest.mark.usefixtures("two_gpus")
 def test_a_gpu_whose_driver_is_too_old_is_not_there(monkeypatch):
     """PyTorch counts it, and then cannot use it."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("auto") == CPU
     with pytest.raises(ValueError, match="no device 'cuda:0' here, but 0 of CUDA that can be used"):
@@ -183,14 +181,17 @@ def test_ways_to_share_that_do_not_go_are_refused(monkeypatch):
         Accelerator("mps")
 
 
-@pytest.mark.usefixtures("two_gpus")
 def test_shards_are_never_in_fp16(monkeypatch):
     """Which is what suits a T4 otherwise."""
+    pretend_gpus(monkeypatch)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)  # nobody is to be waited for
-    assert Accelerator("cuda").precision == "fp16"
+    engine = Accelerator("cuda")
+    assert engine.precision == "fp16"
+    # the loss is multiplied by the number of processes, and nothing else may differ from one alone
+    assert engine.world_size * engine.scaler.get_scale() == 2**16
     assert Accelerator("cuda", parallel="fsdp").precision == "float32"
 
 

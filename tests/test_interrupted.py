@@ -96,7 +96,7 @@ def test_a_run_killed_at_fifty_random_moments_ends_as_one_never_stopped(quick_pa
 
 
 @POSIX
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_ends_the_process_after_its_step(name, tmp_path):
     """As SystemExit or KeyboardInterrupt; the step is saved, and the run can go on."""
     number = getattr(signal, name)
@@ -105,7 +105,7 @@ def test_a_signal_ends_the_process_after_its_step(name, tmp_path):
     process.send_signal(number)
     printed, errors = process.communicate(timeout=60)
     assert printed == "noted\n7 steps made, 7 saved\n"
-    assert process.returncode == {"SIGTERM": 143, "SIGINT": 130}[name], errors
+    assert process.returncode == {"SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129}[name], errors
 
     resumed = interrupted.trainer(tmp_path / "stopped", seed=1, **interrupted.RARELY)
     assert resumed.resume() == interrupted.SIGNALLED

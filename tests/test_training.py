@@ -586,6 +586,10 @@ class Killed(Exception):
     """What stops a training in the middle."""
 
 
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows lacks the last
+SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
+
+
 @contextmanager
 def signals_caught():
     """Let no signal that a trainer should have caught end the tests, and see its handlers go."""
@@ -593,11 +597,10 @@ def signals_caught():
     def fail(number, frame):
         raise AssertionError(f"nobody listened to signal {number}")
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    handlers = {number: signal.signal(number, fail) for number in numbers}
+    handlers = {number: signal.signal(number, fail) for number in SIGNALS}
     try:
         yield fail
-        assert all(signal.getsignal(number) is fail for number in numbers), "not restored"
+        assert all(signal.getsignal(number) is fail for number in SIGNALS), "not restored"
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -687,7 +690,7 @@ def test_the_same_trainer_goes_on_after_a_signal():
     assert_same(t, whole)
 
 
-signals = st.sampled_from([signal.SIGINT, signal.SIGTERM])
+signals = st.sampled_from(SIGNALS)
 
 
 @given(signals, signals)
@@ -707,6 +710,20 @@ def test_the_second_signal_acts_at_once(tmp_path_factory, first, second):
     assert f"listened to signal {second.value}" in str(error.value)
     assert t.step == 4
     assert trainer(folder=folder).resume() == 3, "no checkpoint but the regular one"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
+def test_what_nohup_has_ignored_stays_ignored():
+    """A training is not to end with the terminal that it was begun in."""
+    t = trainer(steps=3)
+    before_each_update(t, lambda step: os.kill(os.getpid(), signal.SIGHUP))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        t.train(progress=False)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert t.step == 3
 
 
 @given(st.sampled_from([None, FloatingPointError, KeyboardInterrupt]))

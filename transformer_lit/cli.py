@@ -43,7 +43,7 @@ class Command(click.Command):
         except BrokenPipeError:
             raise  # whoever read our output has had enough; click ends quietly
         except (ValueError, OSError, ArithmeticError, MemoryError, ImportError) as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(str(error) or "there is not enough memory") from error
         except RuntimeError as error:
             reason = explain(error)
             if reason is None:
@@ -149,7 +149,7 @@ def load_pairs(files: tuple[Path, ...], skip_bad: bool, max_length: int) -> list
                 str(error).replace("read with on_error='skip'", "say --skip-bad")
             ) from error
         finally:
-            for warning in caught:
+            for warning in caught if os.environ.get("RANK", "0") == "0" else ():
                 click.echo(f"Warning: {warning.message}", err=True)
 
 # %% ../nbs/17_cli.ipynb #3a34efd4
@@ -222,7 +222,7 @@ def read_run(path: Path) -> dict[str, Any]:
     except click.UsageError as error:
         reason = error.format_message().removesuffix(".")
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        reason = repr(error)
+        reason = f"{type(error).__name__} {error}"[:200]
     except RecursionError:
         reason = "nested too deeply"
     raise ValueError(
@@ -446,6 +446,8 @@ def train(
             )
     else:
         named = recipe or ("general" if data else "dates")
+        if not data and (named in ("multi30k", "tatoeba") or valid or skip_bad or max_length):
+            raise click.UsageError("--data is missing: without it the model learns dates")
         run |= {"named": named, "recipe": RECIPES[named]}
     given = {"data": data, "valid": valid, "skip_bad": skip_bad, "max_length": max_length}
     given |= {"patience": patience, "precision": precision}
@@ -471,6 +473,14 @@ def train(
                 pairs, valid_pairs = split_pairs(pairs, share, run["recipe"].training.seed)
         if run["valid"]:
             valid_pairs = load_pairs(run["valid"], run["skip_bad"], run["max_length"])
+            known = set(pairs)
+            both = sum(pair in known for pair in valid_pairs)
+            if engine.rank == 0 and both:
+                click.echo(
+                    f"Warning: {both:,} of {len(valid_pairs):,} pairs to validate on are learnt "
+                    "from too, so that the validation loss is too good",
+                    err=True,
+                )
         if engine.rank == 0:
             stack.enter_context(alone(folder))
         hooks: list[Any] = [EarlyStopping(run["patience"])] if run["patience"] else []
@@ -517,6 +527,10 @@ def train_and_tell(trainer: Any) -> None:
     except (KeyboardInterrupt, SystemExit) as stop:
         say(f"\nStopped at step {trainer.step}{last_checkpoint(trainer)}.")
         sys.exit(130 if isinstance(stop, KeyboardInterrupt) else stop.code)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(f"{error}{last_checkpoint(trainer)}") from error
     except RuntimeError as error:
         reason = explain(error)
         if engine.world_size == 1 or reason is None:

@@ -15,6 +15,7 @@ import datetime
 import gzip
 import hashlib
 import http.client
+import json
 import random
 import shutil
 import tempfile
@@ -24,6 +25,7 @@ import urllib.request
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -232,8 +234,15 @@ class Tokenizer:
         """
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path} is missing: no tokeniser there")
-        try:
-            bpe = BPE.from_file(str(path))
+        text = Path(path).read_bytes()
+        try:  # the library would take others, and panic at some
+            form = json.loads(text)
+            model, letters = form["model"], pre_tokenizers.ByteLevel.alphabet()
+            ours = model["type"] == "BPE" and form["decoder"]["type"] == "ByteLevel"
+            ours &= not (form["normalizer"] or form["post_processor"] or model.get("dropout"))
+            if not ours or not set(letters) <= model["vocab"].keys():
+                raise ValueError("it is no byte-pair encoding on all 256 bytes")
+            bpe = BPE.from_str(text.decode())
         except Exception as error:  # the library raises nothing more precise
             raise ValueError(f"{path} is not a tokeniser: {error}") from error
         if [bpe.token_to_id(token) for token in SPECIAL_TOKENS] != [PAD, BOS, EOS, UNK]:
@@ -257,6 +266,8 @@ def unzip(path: Path, limit: int = 200_000_000) -> bytes:
     with zipfile.ZipFile(path) as archive:
         if member not in archive.namelist():
             raise zipfile.BadZipFile(f"it holds no {member}")
+        if archive.getinfo(member).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise zipfile.BadZipFile(f"{member} is compressed by another method than deflate")
         with archive.open(member) as file:
             content = file.read(limit + 1)
     if len(content) > limit:
@@ -275,7 +286,9 @@ def read_lines(path: Path) -> list[bytes]:
             content = path.read_bytes()
             if path.suffix == ".gz":
                 content = gzip.decompress(content)
-    except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise  # it cannot be opened, whatever is in it
         raise ValueError(f"{path} is not a whole {path.suffix} file: {error}") from error
     # in UTF-16 a zero stands beside each line's end, and is every second byte of Latin
     beside = max(content.count(b"\n\0"), content.count(b"\0\n"))
@@ -374,6 +387,8 @@ def read_pairs(
             sides = [normal_form(side.decode("utf-8")) for side in row[:2]]
         except UnicodeDecodeError:
             reason = "is not UTF-8"
+        if not reason and target_path is not None and b"\t" in row[0] + row[1]:
+            reason = "has a tab, as a line of pairs, though its file is one of two"
         if not reason and not all(sides):
             reason = "has an empty side"
         if not reason and max_length is not None and max(map(len, sides)) > max_length:
@@ -407,7 +422,8 @@ def split_pairs(
     pairs
         The pairs.
     valid
-        Share of the source sentences that go to validation, at least one.
+        Share of the source sentences that go to validation, at least one; but a sentence with more
+        than this share of all pairs goes there only where all have so many.
     seed
         Another seed gives another split.
 
@@ -423,7 +439,11 @@ def split_pairs(
             "give the validation pairs apart (--valid on the command line)"
         )
     random.Random(seed).shuffle(sources)
-    held_out = set(sources[: min(max(1, round(valid * len(sources))), len(sources) - 1)])
+    number = min(max(1, round(valid * len(sources))), len(sources) - 1)
+    counts = Counter(source for source, _ in pairs)
+    # a sentence that comes very often would take most of the pairs with it
+    most = max(valid * len(pairs), min(counts.values()))
+    held_out = set([source for source in sources if counts[source] <= most][:number])
     return [p for p in pairs if p[0] not in held_out], [p for p in pairs if p[0] in held_out]
 
 # %% ../nbs/09_data.ipynb #2542d928
@@ -778,10 +798,11 @@ class TokenBatches:
         self.tgt = [[BOS, *ids, EOS] for ids in tgt]
         longest = max(range(len(pairs)), key=self.length)
         if self.length(longest) > max_tokens:
+            many = sum(self.length(i) > max_tokens for i in range(len(pairs)))
             raise ValueError(
                 f"a sentence of {self.length(longest)} tokens does not fit into "
-                f"max_tokens={max_tokens}: {pairs[longest][0][:60]!r}; "
-                "raise max_tokens or leave the pair out"
+                f"max_tokens={max_tokens}: {pairs[longest][0][:60]!r} (of {len(pairs):,} pairs "
+                f"{many:,} are too long); raise max_tokens or leave the pair out"
             )
 
     def __len__(self) -> int:

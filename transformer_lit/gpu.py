@@ -384,7 +384,11 @@ class Accelerator(Engine):
         elif self.device.type == "mps" and self.world_size > 1:
             raise ValueError("several processes cannot share an MPS device; choose cpu")
         self.dtype = DTYPES.get(self.precision)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+        self.scaler = torch.amp.GradScaler(
+            self.device.type,
+            init_scale=2**16 / self.world_size,  # `backward` multiplies by the number of processes
+            enabled=self.precision == "fp16",
+        )
         self.compile = compile
         self.most: int | None = None  # ids in a batch, if larger ones did not fit
         restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))

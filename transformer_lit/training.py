@@ -402,7 +402,8 @@ def written_beside(path: Path) -> Iterator[Path]:
     except (OSError, RuntimeError) as error:  # torch makes the second of a full disk
         with suppress(OSError):
             beside.unlink()  # what cannot be whole takes no room
-        raise OSError(f"cannot write {path}: {error}") from error
+        why = f"is the disk full? ({error})" if isinstance(error, RuntimeError) else error
+        raise OSError(f"cannot write {path}: {why}") from error
     os.replace(beside, path)
 
 # %% ../nbs/10_training.ipynb #512e4e27
@@ -601,17 +602,20 @@ class Run:
 
 # %% ../nbs/10_training.ipynb #d5e02452
 class Interruption:
-    """Notes the first Ctrl-C or SIGTERM, so that a step can be finished; the second acts at once.
+    """Notes the first Ctrl-C, SIGTERM or SIGHUP, so that a step can be finished.
 
-    Outside the main thread, where no signal arrives, it does nothing.
+    The second acts at once. A SIGHUP that is ignored, as by ``nohup``, stays ignored. Outside the
+    main thread, where no signal arrives, nothing is noted.
     """
 
     def __enter__(self) -> "Interruption":
         self.number: int | None = None
         self.before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.before[number] = signal.signal(number, self._note)
+            for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+                number = getattr(signal, name, None)  # Windows has no SIGHUP
+                if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+                    self.before[number] = signal.signal(number, self._note)
         return self
 
     def _note(self, number: int, frame: Any) -> None:
@@ -680,7 +684,7 @@ class Trainer(Run):
     def train(self, progress: bool | None = None) -> list[dict[str, float]]:
         """Train until ``config.steps``, and return the log.
 
-        At the first Ctrl-C or SIGTERM the step is finished and a checkpoint written; at the
+        At the first Ctrl-C, SIGTERM or SIGHUP the step is finished and a checkpoint written; at the
         second all ends at once.
 
         Parameters
@@ -693,7 +697,7 @@ class Trainer(Run):
         FloatingPointError
             If the loss or the gradient is not finite.
         KeyboardInterrupt, SystemExit
-            After Ctrl-C or SIGTERM.
+            After SIGTERM or SIGHUP.
         """
         config, engine = self.config, self.engine
         if self.step == 0:
@@ -736,8 +740,8 @@ class Trainer(Run):
         if interruption.number == signal.SIGINT:
             raise KeyboardInterrupt
         elsewhere = stop and not engine.rank and not (interruption.number or self.stopped)
-        if interruption.number == signal.SIGTERM or elsewhere:  # another process was told to
-            raise SystemExit(128 + signal.SIGTERM)
+        if interruption.number or elsewhere:  # another process was told to
+            raise SystemExit(128 + (interruption.number or signal.SIGTERM))
         return self.log
 
     def update(self, batches: Sequence[Batch], n_tokens: int | None = None) -> tuple[float, int]:

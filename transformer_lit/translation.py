@@ -177,7 +177,7 @@ def start_training(
         if there:
             on = "go on with --resume (resume=True), or " if "training.pt" in there else ""
             raise FileExistsError(
-                f"{folder} holds a model already ({there[0]}): {on}choose another folder"
+                f"{folder} holds a run already ({there[0]}): {on}choose another folder"
             )
     if not train_pairs:
         raise ValueError("there are no sentence pairs to train on")
@@ -228,7 +228,8 @@ def start_training(
     return trainer, tokenizers
 
 
-RUN_FILES = ("training.pt", "model.safetensors", "config.json")  # which no new run overwrites
+# which no new run overwrites
+RUN_FILES = ("training.pt", "model.safetensors", "config.json", "log.csv")
 
 
 def check_memory(config: TransformerConfig, copies: int) -> None:

@@ -1800,6 +1800,20 @@ GPU = [
         "test_gpu.test_the_precision_is_one_that_the_device_has",
     ),
     Mutant(
+        "a sentence with nearly all pairs held out",
+        "data",
+        "if counts[source] <= most",
+        "if counts[source]",
+        "test_data.test_a_sentence_that_comes_very_often_is_learnt_from",
+    ),
+    Mutant(
+        "GPUs counted that cannot be used",
+        "gpu",
+        "torch.cuda.device_count() if torch.cuda.is_available() else 0",
+        "torch.cuda.device_count()",
+        "test_gpu.test_a_gpu_whose_driver_is_too_old_is_not_there",
+    ),
+    Mutant(
         "one GPU for all processes",
         "gpu",
         'int(os.environ.get("LOCAL_RANK", 0))',
