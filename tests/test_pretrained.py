@@ -376,8 +376,6 @@ def test_an_opus_configuration():
         ({"norm_first": True}, "norm_first is True, and every Marian model has False"),
         ({"gated": True}, "gated is True"),
         ({"positions": "learned"}, "positions is 'learned'"),
-        ({"bos": 2}, "decoder_start_token_id and eos_token_id are both 2"),
-        ({"pad": 2}, "pad_token_id and eos_token_id are both 2"),
         ({"eos": 9}, "eos_token_id is 9, and a vocabulary has 9 tokens"),
     ],
 )

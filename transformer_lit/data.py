@@ -239,7 +239,7 @@ class Tokenizer:
             form = json.loads(text)
             model, letters = form["model"], pre_tokenizers.ByteLevel.alphabet()
             ours = model["type"] == "BPE" and form["decoder"]["type"] == "ByteLevel"
-            ours &= not (form["normalizer"] or form["post_processor"] or model.get("dropout"))
+            ours &= not (form["normalizer"] or model.get("dropout"))
             if not ours or not set(letters) <= model["vocab"].keys():
                 raise ValueError("it is no byte-pair encoding on all 256 bytes")
             bpe = BPE.from_str(text.decode())

@@ -612,10 +612,11 @@ class Interruption:
         self.number: int | None = None
         self.before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-                number = getattr(signal, name, None)  # Windows has no SIGHUP
-                if number is not None and signal.getsignal(number) != signal.SIG_IGN:
-                    self.before[number] = signal.signal(number, self._note)
+            hangup = getattr(signal, "SIGHUP", None)  # which Windows has not
+            if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:
+                self.before[hangup] = signal.signal(hangup, self._note)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.signal(number, self._note)
         return self
 
     def _note(self, number: int, frame: Any) -> None:

@@ -2703,7 +2703,7 @@ PRETRAINED = [
         "the start of a target forgotten",
         "pretrained",
         'bos=c["decoder_start_token_id"]',
-        'bos=c["eos_token_id"]',
+        "bos=1",
         "test_pretrained.test_an_opus_configuration",
     ),
     Mutant(
