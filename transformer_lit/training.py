@@ -621,7 +621,7 @@ class Interruption:
 
     def _note(self, number: int, frame: Any) -> None:
         self.number = number
-        self.__exit__()  # whichever of the two comes next acts at once
+        self.__exit__()  # whichever of them comes next acts at once
 
     def __exit__(self, *error: Any) -> None:
         for number, handler in self.before.items():
