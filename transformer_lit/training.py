@@ -698,7 +698,7 @@ class Trainer(Run):
         FloatingPointError
             If the loss or the gradient is not finite.
         KeyboardInterrupt, SystemExit
-            After SIGTERM or SIGHUP.
+            The first after Ctrl-C, the second after SIGTERM or SIGHUP.
         """
         config, engine = self.config, self.engine
         if self.step == 0:

@@ -1190,6 +1190,13 @@ MODEL = [
 
 DATA = [
     Mutant(
+        "a sentence with nearly all pairs held out",
+        "data",
+        "if counts[source] <= most",
+        "if counts[source]",
+        "test_data.test_a_sentence_that_comes_very_often_is_learnt_from",
+    ),
+    Mutant(
         "target not shifted",
         "data",
         "return self.tgt[:, 1:]",
@@ -1798,13 +1805,6 @@ GPU = [
         '"bf16" if generation >= 8 else',
         '"bf16" if cuda and torch.cuda.is_bf16_supported() else',
         "test_gpu.test_the_precision_is_one_that_the_device_has",
-    ),
-    Mutant(
-        "a sentence with nearly all pairs held out",
-        "data",
-        "if counts[source] <= most",
-        "if counts[source]",
-        "test_data.test_a_sentence_that_comes_very_often_is_learnt_from",
     ),
     Mutant(
         "GPUs counted that cannot be used",
