@@ -430,6 +430,11 @@ def test_scores_of_the_papers_and_translations_in_a_file(model, pairs, tmp_path)
     output = run("evaluate", *arguments).output
     assert "lower case, Moses de" in output and "tok:none" in output
     assert len(out.read_text(encoding="utf-8").splitlines()) == 300
+    first, second = re.findall(
+        "tok:[a-z0-9]+", run("evaluate", *arguments, "--tokenize", "char").output
+    )
+    assert (first, second) == ("tok:char", "tok:none")
+    assert "'words' is not one of" in refusal("evaluate", "--tokenize", "words")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import http.client
 import io
 import json
 import random
+import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
@@ -18,7 +19,16 @@ from safetensors.torch import load_file
 from support import random_model, randomise, seeds
 
 import transformer_lit.translation
-from transformer_lit.data import BOS, EOS, PAD, TokenBatches, Tokenizer, date_pairs, date_years
+from transformer_lit.data import (
+    BOS,
+    EOS,
+    PAD,
+    TokenBatches,
+    Tokenizer,
+    date_pairs,
+    date_years,
+    read_pairs,
+)
 from transformer_lit.decoding import PackedLinear, beam_search, greedy_search, packed
 from transformer_lit.decoding import sample as draw
 from transformer_lit.model import Transformer, TransformerConfig, count_parameters
@@ -683,6 +693,34 @@ def test_the_score_of_the_papers():
     score, signature = bleu(hypotheses, references, moses="de")
     assert score == pytest.approx(expected) and "tok:none" in signature
     assert moses_tokens(references, "de") == cut[1]
+
+
+def test_text_that_is_cut_already_is_not_cut_again():
+    """As a model trained on such text writes it: ``&apos;`` is one word, and stays one."""
+    hypotheses = ["der ball rollt &apos; zum tor , schnell .", "zwei männer stehen dort ."]
+    references = ["der ball rollt &apos; zum tor ; schnell !", "zwei männer stehen hier ."]
+    for how in ("none", "13a"):
+        score, signature = bleu(hypotheses, references, tokenize=how)
+        expected = sacrebleu.corpus_bleu(hypotheses, [references], tokenize=how, force=True)
+        assert score == pytest.approx(expected.score) and f"tok:{how}" in signature
+    assert score != pytest.approx(bleu(hypotheses, references, tokenize="none")[0])
+    with pytest.raises(ValueError, match="tokenize='words' is not known; it must be one of 13a, "):
+        bleu(["a"], ["a"], tokenize="words")
+    with pytest.raises(ValueError, match="moses='de' cuts the texts: leave tokenize='13a' away"):
+        bleu(["a"], ["a"], moses="de", tokenize="13a")
+
+
+def test_a_file_in_lower_case_cut_by_moses(tmp_path):
+    """Each side by the rules of its language, on the same line as before."""
+    pairs = [("A dog's Ball, there.", "Ein Hund; „da“."), ("Two\u00a0dogs", "Zwei Hunde")]
+    path, out = tmp_path / "pairs.tsv", tmp_path / "out.tsv"
+    path.write_text("".join(f"{a}\t{b}\n" for a, b in pairs), encoding="utf-8")
+    command = [sys.executable, "tools/moses.py", path, out, "en", "de"]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[1], capture_output=True)
+    assert read_pairs(out) == [
+        ("a dog &apos;s ball , there .", "ein hund ; &quot; da &quot; ."),
+        ("two dogs", "zwei hunde"),
+    ]
 
 
 def test_moses_knows_its_languages():

@@ -71,6 +71,7 @@ def score(
     beam: int,
     alpha: float,
     moses: str | None,
+    tokenize: str | None,
     lines: int,
 ) -> dict:
     """Translate the sources, and compare with the targets."""
@@ -81,14 +82,15 @@ def score(
     scores = {}
     for key, language in (("bleu", None), ("bleu_moses_lower_case", moses)):
         if key == "bleu" or language:
-            value, signature = bleu(hypotheses, references, moses=language)
+            cut = None if language else tokenize
+            value, signature = bleu(hypotheses, references, moses=language, tokenize=cut)
             scores[key] = {"score": round(value, 2), "signature": signature}
     lengths = {}
     for bucket, numbers in by_length(sources).items():
         own, right = [hypotheses[i] for i in numbers], [references[i] for i in numbers]
         lengths[bucket] = {
             "pairs": len(numbers),
-            "bleu": round(bleu(own, right)[0], 2),
+            "bleu": round(bleu(own, right, tokenize=tokenize)[0], 2),
             "exact_match": round(exact_match(own, right), 2),
             # characters of all translations, for each character of the references
             "length_ratio": round(sum(map(len, own)) / sum(map(len, right)), 3),
@@ -140,6 +142,7 @@ def main() -> None:
     parser.add_argument("--beam", type=int, action="append")
     parser.add_argument("--alpha", type=float, action="append", help="of the beams; 0.6 by default")
     parser.add_argument("--moses")
+    parser.add_argument("--tokenize", help="as in `transformer_lit.translation.bleu`")
     parser.add_argument("--dates", type=int, default=0, help="score on so many test dates")
     parser.add_argument("--lines", type=int, default=10, help="translations to quote")
     parser.add_argument("--ship", type=Path, help="folder for a copy in half precision")
@@ -170,7 +173,7 @@ def main() -> None:
         "versions": versions(),
         "threads": torch.get_num_threads(),
         "scores": [
-            score(translator, name, pairs, beam, alpha, asked.moses, asked.lines)
+            score(translator, name, pairs, beam, alpha, asked.moses, asked.tokenize, asked.lines)
             for name, pairs in tests.items()
             for beam in asked.beam or (1, 5)
             for alpha in (asked.alpha or (0.6,) if beam > 1 else (0.0,))

@@ -730,9 +730,16 @@ def one_line(text: str) -> str:
     metavar="LANGUAGE",
     help="Also score as papers on Multi30k do: lower case, cut by Moses; 'de', say.",
 )
+@click.option(
+    "--tokenize",
+    type=click.Choice(["13a", "intl", "zh", "char", "none"]),
+    help="How sacreBLEU cuts the texts; none if they are cut.  [default: by their letters]",
+)
 @click.option("--output", type=FILE, help="Write the translations to this file.")
 @device_option
-def evaluate(folder, data, skip_bad, max_length, beam, alpha, moses, output, device) -> None:
+def evaluate(
+    folder, data, skip_bad, max_length, beam, alpha, moses, tokenize, output, device
+) -> None:
     """Score a model on a file of pairs."""
     from transformer_lit.data import date_pairs
     from transformer_lit.translation import bleu, exact_match, moses_tokens
@@ -756,7 +763,8 @@ def evaluate(folder, data, skip_bad, max_length, beam, alpha, moses, output, dev
     click.echo(f"pairs        {len(pairs)}")
     click.echo(f"exact match  {exact_match(hypotheses, references):.1f} %")
     for language in (None, moses) if moses else (None,):
-        score, signature = bleu(hypotheses, references, moses=language)
+        cut = None if language else tokenize
+        score, signature = bleu(hypotheses, references, moses=language, tokenize=cut)
         how = f"lower case, Moses {language}, " if language else ""
         click.echo(f"BLEU         {score:.2f}  ({how}{signature})")
 
