@@ -226,7 +226,7 @@ def test_the_same_command_goes_on_with_the_same_choices(pairs, tmp_path):
     command += ["--average", "2", "--average-every", "1"]
     assert run(*command).exit_code == 0
     before = (folder / "run.json").read_text()
-    assert json.loads(before)["recipe"]["training"]["warmup"] == 2, "its share of six steps"
+    assert json.loads(before)["recipe"]["training"]["warmup"] == 3, "half of six steps"
     assert run(*command, "--resume").exit_code == 0
     assert (folder / "run.json").read_text() == before
     message = refusal(*command[:-6], "--recipe", "tatoeba", "--resume")
@@ -249,14 +249,15 @@ def test_resume_needs_no_other_option(pairs, tmp_path):
     assert again.exit_code == 0 and "Nothing to do: step 7 was the last" in again.output
 
 
-def test_resume_keeps_the_precision_and_the_patience(pairs, tmp_path):
+def test_resume_keeps_what_is_not_of_the_recipe(pairs, tmp_path):
     folder = tmp_path / "run"
-    chosen = {"precision": "bf16", "patience": 3}
-    options = ["--precision", "bf16", "--patience", "3"]
+    chosen = {"precision": "bf16", "patience": 3, "tensorboard": True}
+    options = ["--precision", "bf16", "--patience", "3", "--tensorboard"]
     assert run("train", "--out", folder, "--data", pairs, *SMALL, *options).exit_code == 0
     result = run("train", "--out", folder, "--resume", "--steps", "7")
     assert result.exit_code == 0 and "bf16 on cpu" in result.output, result.output
     assert chosen.items() <= json.loads((folder / "run.json").read_text()).items()
+    assert len(list((folder / "tensorboard").iterdir())) == 2, "one file from each start"
     result = run("train", "--out", folder, "--resume", "--steps", "8", "--precision", "float32")
     assert result.exit_code == 0 and "float32 on cpu" in result.output, result.output
 
@@ -365,11 +366,14 @@ def test_other_pairs_are_no_continuation(model, pairs, tmp_path):
     assert "other sentence pairs" in message
 
 
-def test_choices_keep_their_share_of_the_steps():
-    """Of the warm-up and the average; those that are given are taken as they are."""
+def test_choices_fit_the_number_of_steps():
+    """The warm-up and the average; those that are given are taken as they are."""
     recipe = choose(RECIPES["dates"], {"steps": 700, "n_layers": 3, "clip": None}, 1, begun=False)
     training = recipe.training
-    assert (training.steps, training.warmup, training.average_every) == (700, 140, 10)
+    assert (training.steps, training.warmup, training.average_every) == (700, 280, 10)
+    for steps, warmup in ((4000, 2000), (4001, 2000), (16_000, 2000), (3000, 1500), (1, 1)):
+        training = choose(RECIPES["multi30k"], {"steps": steps}, 1, begun=False).training
+        assert training.warmup == warmup, "as in a run that goes on to the end, if it fits"
     assert recipe.model == {"n_layers": 3, "dropout": 0.0} and recipe.vocab_size == 400
     begun = choose(RECIPES["dates"], {"steps": 700, "vocab_size": 500}, 4, begun=True)
     assert begun.training.warmup == 280 and begun.training.average_every == 20
@@ -722,6 +726,11 @@ def test_a_download_overwrites_no_other_pairs(tmp_path):
     for _ in range(2):  # what it has written itself is no other
         result = run("download", "tatoeba", tmp_path)
         assert result.exit_code == 0 and "train.tsv" in result.output, result.output
+    folder = tmp_path / "my corpora"  # a command to copy from the screen
+    folder.mkdir()
+    (tmp_path / "cmn-eng.zip").rename(folder / "cmn-eng.zip")
+    *_, line = run("download", "tatoeba", folder).output.splitlines()
+    assert shlex.split(line)[-3::2] == [str(folder / "train.tsv"), str(folder / "valid.tsv")]
     assert "--sha256" in refusal("download", "multi30k", tmp_path, "--sha256", "0")
 
 

@@ -481,6 +481,10 @@ def test_bleu_counts_words_or_characters():
     ):
         score, signature = bleu([wrong], [right])
         assert "tok:char" in signature and 20 < score < 90, "zh would keep the letters together"
+    english = ["the cat sat on the mat"] * 30
+    assert "tok:13a" in bleu(english + ["の", "日"], english + ["の", "日"])[1], "two of many"
+    chinese = ["我今天看见了一只猫"] * 30
+    assert "tok:zh" in bleu(chinese + ["鲜の"], chinese + ["鲜の"])[1], "one of many"
     score = bleu(["the cat sat on the hat"], ["the cat sat on the mat"])[0]
     assert score == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
     with pytest.raises(ValueError, match="0 hypotheses with 1 references"):

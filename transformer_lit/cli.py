@@ -18,6 +18,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -156,8 +157,8 @@ def load_pairs(files: tuple[Path, ...], skip_bad: bool, max_length: int) -> list
 def choose(recipe: Any, changes: dict[str, Any], processes: int, begun: bool) -> Any:
     """Return a recipe with those ``changes`` that are not None, each put where it belongs.
 
-    With another number of steps, the warm-up and the average keep their share of them, unless
-    the run has ``begun``. An update has at least one batch for each process.
+    With another number of steps, the average keeps its share of them, and the warm-up is half of
+    them at most, unless the run has ``begun``. An update has at least one batch for each process.
     """
     from transformer_lit.model import TransformerConfig
 
@@ -175,7 +176,7 @@ def choose(recipe: Any, changes: dict[str, Any], processes: int, begun: bool) ->
     training = dataclasses.replace(
         old,
         **{
-            "warmup": max(1, round(old.warmup * share)),
+            "warmup": old.warmup if begun else min(old.warmup, max(1, steps // 2)),
             "average": min(old.average, steps // every),
             "average_every": every,
             "accumulate": max(old.accumulate, processes),
@@ -211,7 +212,7 @@ def read_run(path: Path) -> dict[str, Any]:
         made = Recipe(**checked(recipe), model=model, training=training)
         getattr(TransformerConfig, made.preset)(made.vocab_size, **model)
         names = ("data", "valid", "skip_bad", "max_length")
-        may_lack = ("patience", "precision")
+        may_lack = ("patience", "precision", "tensorboard")
         chosen = {name: run[name] for name in may_lack if run.get(name) is not None}
         named = run.get("named")
         if named not in (None, *RECIPES):
@@ -335,7 +336,11 @@ training_options = options(
         help="Batches of an update, shared by all processes.",
     ),
     click.option("--steps", type=click.IntRange(1, 10**9), help="Updates of the weights."),
-    click.option("--warmup", type=click.IntRange(1, 10**9), help="Steps of rising learning rate."),
+    click.option(
+        "--warmup",
+        type=click.IntRange(1, 10**9),
+        help="Steps of rising learning rate.  [default: the recipe's, half of --steps at most]",
+    ),
     click.option(
         "--factor",
         type=Number(0, 1e6, min_open=True),
@@ -396,7 +401,7 @@ machine_options = options(
 @click.option(
     "--patience",
     type=click.IntRange(1),
-    help="Stop after so many validations without a better one.",
+    help="Stop after so many validations without a better one, and keep the last weights.",
 )
 @click.option("--tensorboard", is_flag=True, help="Write the log for TensorBoard as well.")
 @click.option("--resume", is_flag=True, help="Go on in --out, with the same choices.")
@@ -430,7 +435,7 @@ def train(
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
     resume = resume or (again and begun_by_this_launch(folder))
     run: dict[str, Any] = {"data": (), "valid": (), "skip_bad": False, "max_length": 2000}
-    run |= {"patience": None, "precision": None}
+    run |= {"patience": None, "precision": None, "tensorboard": False}
     if resume:
         run = read_run(folder / "run.json")
         learnt, asked = run["recipe"].vocab_size, changes["vocab_size"]
@@ -450,7 +455,7 @@ def train(
             raise click.UsageError("--data is missing: without it the model learns dates")
         run |= {"named": named, "recipe": RECIPES[named]}
     given = {"data": data, "valid": valid, "skip_bad": skip_bad, "max_length": max_length}
-    given |= {"patience": patience, "precision": precision}
+    given |= {"patience": patience, "precision": precision, "tensorboard": tensorboard}
     run |= {name: value for name, value in given.items() if value}
     engine = Accelerator(device, run["precision"] or "auto", compile=compile, parallel=parallel)
     with contextlib.ExitStack() as stack:
@@ -495,7 +500,7 @@ def train(
         )
         if engine.rank == 0:
             write_run(folder / "run.json", run | {"launch": launch()})
-            if tensorboard:
+            if run["tensorboard"]:
                 trainer.hooks = [*hooks, TensorBoard(folder / "tensorboard")]
         train_and_tell(trainer)
 
@@ -803,9 +808,10 @@ def download(corpus, folder, sha256) -> None:
         with written_beside(path) as beside:
             beside.write_bytes(text)
         click.echo(f"{path}  {len(files[path]):,} pairs")
+    train, valid = (shlex.quote(str(folder / f"{name}.tsv")) for name in ("train", "valid"))
     click.echo(
         f"Next: transformer-lit train --recipe {corpus} --out runs/{corpus} "
-        f"--data {folder / 'train.tsv'} --valid {folder / 'valid.tsv'}",
+        f"--data {train} --valid {valid}",
         err=True,
     )
 

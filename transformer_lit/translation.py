@@ -702,8 +702,9 @@ def bleu(
 ) -> tuple[float, str]:
     """Return the corpus BLEU by sacreBLEU, and its signature.
 
-    References with Japanese or Korean letters are cut into characters (sacreBLEU's ``char``),
-    Chinese ones too, but for foreign words (``zh``), all others into words (``13a``).
+    If more than a tenth of the references have Japanese or Korean letters, all are cut into
+    characters (sacreBLEU's ``char``); if more than a tenth have Chinese ones, likewise, but for
+    foreign words (``zh``); else into words (``13a``).
 
     Parameters
     ----------
@@ -750,10 +751,13 @@ def bleu_metric(references: Sequence[str], tokenize: str | None, **options: Any)
     from sacrebleu.metrics import BLEU
 
     if not tokenize:
-        text = " ".join(references)
-        letters = re.search("[\u3041-\u30fa\uac00-\ud7af]", text)  # Japanese or Korean ones
-        characters = re.search("[\u3400-\u9fff]", text)
-        tokenize = "char" if letters else "zh" if characters else "13a"
+        letters = "\u3041-\u30fa\uac00-\ud7af"  # Japanese and Korean ones
+
+        def many(kind: str) -> bool:  # a foreign letter here and there must not decide for all
+            found = sum(bool(re.search(f"[{kind}]", text)) for text in references)
+            return found > len(references) / 10
+
+        tokenize = "char" if many(letters) else "zh" if many(letters + "\u3400-\u9fff") else "13a"
     return BLEU(tokenize=tokenize, force=tokenize == "none", **options)
 
 
