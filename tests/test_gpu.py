@@ -123,6 +123,25 @@ def test_a_gpu_whose_driver_is_too_old_is_not_there(monkeypatch):
         pick_device("cuda")
 
 
+def test_a_gpu_for_which_pytorch_is_not_built_is_left_out(monkeypatch):
+    """As a P100, which it counts too, and on which the first kernel fails."""
+    pretend_gpus(monkeypatch)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90a", "compute_120"])
+    for capability, device in (
+        ((6, 0), "cpu"),
+        ((7, 0), "cpu"),
+        ((7, 5), "cuda"),
+        ((8, 6), "cuda"),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu, c=capability: c)
+        assert pick_device("auto").type == device
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (6, 0))
+    message = "nothing for cuda:1, a GPU of capability 6.0; it is built for sm_75"
+    with pytest.raises(ValueError, match=message):
+        pick_device("cuda:1")
+
+
 def test_mps_needs_a_pytorch_that_computes_attention_rightly_there(monkeypatch):
     """What was fixed in 2.13."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -193,6 +212,23 @@ def test_shards_are_never_in_fp16(monkeypatch):
     # the loss is multiplied by the number of processes, and nothing else may differ from one alone
     assert engine.world_size * engine.scaler.get_scale() == 2**16
     assert Accelerator("cuda", parallel="fsdp").precision == "float32"
+
+
+def test_the_scale_in_a_checkpoint_is_that_of_one_process(monkeypatch):
+    """Else a run that goes on in others would be another one until the scale has settled."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    weight = torch.nn.Parameter(torch.ones(1))
+    adam = torch.optim.Adam([weight])
+    one = Accelerator("cpu", "fp16")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    eight = Accelerator("cpu", "fp16")
+    assert eight.state(adam)["scaler"] == one.state(adam)["scaler"]
+    one.scaler.load_state_dict({**one.scaler.state_dict(), "scale": 2.0**10})
+    monkeypatch.setattr(Engine, "load", lambda *given: None)  # weights are not looked at here
+    eight.load({}, adam, one.state(adam))
+    assert eight.scaler.get_scale() == 2.0**7
+    with pytest.raises(ValueError, match="measures one process, not 8; take seconds"):
+        measure_training(Transformer(STILL), [], eight)
 
 
 def test_restarts_that_may_fail_are_warned_of(monkeypatch):
@@ -367,13 +403,17 @@ def test_a_sentence_that_does_not_fit_ends_the_training():
     model = Cramped(STILL)
     model.room = 9
     engine = Accelerator("cpu")
-    with pytest.warns(UserWarning, match="Halving"), pytest.raises(MemoryError, match="max_tokens"):
+    with (
+        pytest.warns(UserWarning, match="Halving"),
+        pytest.raises(MemoryError, match="it is a single sentence: leave out"),
+    ):
         gradients(engine, model, [random_batch(0, 4)])
     engine = Accelerator("cpu")
     engine.prepare(model)
     engine.world_size = 2
     with pytest.raises(
-        MemoryError, match=r"\(4, 5\) source .* does not fit into the memory of cpu"
+        MemoryError,
+        match=r"\(4, 5\) source .* into the memory of cpu: begin anew with half the max_tokens",
     ):
         engine.gradient([random_batch(0, 4)], [0], 1, 0.1)
 

@@ -1795,7 +1795,7 @@ GPU = [
     Mutant(
         "scale of the loss not taken up again",
         "gpu",
-        'self.scaler.load_state_dict(state["scaler"])',
+        'self.scaler.load_state_dict({**state["scaler"], "scale": scale})',
         "pass",
         "test_gpu.test_the_scale_is_in_the_checkpoint",
     ),
