@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -171,8 +172,24 @@ def test_loss_in_pieces_is_whole_where_there_are_none(monkeypatch):
         patched.delattr("torch.nn.functional.linear_cross_entropy")
         patched.delattr("torch.nn.LinearCrossEntropyOptions")
         assert smoothed_linear_cross_entropy(states, output, gold, 0.1).equal(expected)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert smoothed_linear_cross_entropy(states, output, gold, 0.1).equal(expected)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert smoothed_linear_cross_entropy(states, output, gold, 0.1).equal(expected)
+    hook = output.register_forward_hook(lambda layer, given, logits: 2 * logits)
+    doubled = smoothed_cross_entropy(output(states), gold, 0.1)
+    assert smoothed_linear_cross_entropy(states, output, gold, 0.1).equal(doubled)
+    hook.remove()
+    twice = Twice(6, 9)
+    twice.load_state_dict(output.state_dict())
+    assert smoothed_linear_cross_entropy(states, twice, gold, 0.1).equal(doubled)
+
+
+class Twice(torch.nn.Linear):
+    """A last layer that is more than its matrix."""
+
+    def forward(self, x):
+        """Double the logits."""
+        return 2 * super().forward(x)
 
 
 def test_loss_in_pieces_never_has_all_logits():
@@ -348,7 +365,7 @@ def test_what_is_not_finite_stops_the_training(tmp_path_factory, what, saved):
     torch.manual_seed(0)
     model = Torn(TINY)
     model.torn = False
-    config = TrainingConfig(steps=9, warmup=4, save_every=3, accumulate=2, average=2)
+    config = TrainingConfig(9, warmup=4, save_every=3, log_every=7, accumulate=2, average=2)
     t = Trainer(model, batches(), config, folder=tmp_path if saved else None)
     before = []
 
@@ -363,15 +380,18 @@ def test_what_is_not_finite_stops_the_training(tmp_path_factory, what, saved):
             before[:] = [*parameters(t), *t.snapshots[-1].values()]
 
     before_each_update(t, tear)
-    message = rf"{what}.* step 8 \(epoch \d+, batch \d+\).*factor.*warmup.*clip"
+    message = rf"{what}.* step 8 \(batches\.plan\(\d+\)\[\d+:\d+\]\).*factor.*warmup.*clip"
     with pytest.raises(FloatingPointError, match=message) as raised:
         t.train(progress=False)
-    assert f"epoch {t.epoch}, batch {t.position}" in str(raised.value)
+    assert f"plan({t.epoch})[{t.position - 2}:{t.position}]" in str(raised.value)
     at = 16 - sum(len(batches().plan(epoch)) for epoch in range(t.epoch))
     assert t.position == at, "the eighth update ends with the sixteenth batch"
     assert ("step 6, is in " + str(tmp_path) in str(raised.value)) == saved
     assert ("checkpoint" in str(raised.value)) == saved
     assert t.step == 7
+    if saved:  # every line tells how it came to this
+        with (tmp_path / "log.csv").open() as file:
+            assert [row["step"] for row in csv.DictReader(file)] == ["3", "6", "7"]
     assert len(before) > 20
     for old, new in zip(before, [*parameters(t), *t.snapshots[-1].values()], strict=True):
         assert old.equal(new)
@@ -1028,6 +1048,35 @@ def test_hooks_are_called_after_each_line_of_the_log():
     assert t.stopped is None
 
 
+def test_dropout_stays_on_whatever_a_hook_does():
+    """To look at the model, it puts it into evaluation mode."""
+    modes = []
+    t = trainer(hooks=[lambda t: t.model.eval() and None])
+    before_each_update(t, lambda step: modes.append(t.model.training))
+    t.train(progress=False)
+    assert modes == [True] * 8
+
+
+class Sharing(Engine):
+    """An engine of one of two processes, which share out the weights."""
+
+    world_size, sharded = 2, True
+
+
+def test_a_hook_is_alone(tmp_path):
+    """What needs the other processes, which do not wait for it, is refused."""
+    for ask, what in (
+        (lambda t: t.save(), "a checkpoint needs all of them"),
+        (lambda t: t.result and None, "cannot collect weights that are shared out"),
+    ):
+        t = trainer(folder=tmp_path, engine=Sharing(), accumulate=2, hooks=[ask])
+        with pytest.raises(RuntimeError, match=f"a hook runs in one process alone, and {what}"):
+            t.train(progress=False)
+    t = trainer(engine=Sharing(), accumulate=2, average=1, hooks=[ask])
+    t.train(progress=False)
+    assert t.step == 8 and not t.alone
+
+
 @pytest.mark.parametrize("step", [2, 3, 8])
 def test_a_hook_may_stop_the_training(step, tmp_path):
     """It gives a reason, which is kept; a checkpoint is written. All hooks are still called."""
@@ -1222,7 +1271,7 @@ def test_there_may_be_nothing_to_resume(tmp_path):
 def test_a_checkpoint_that_cannot_be_used_is_refused(tmp_path):
     """It is broken, or belongs to another model."""
     trainer(folder=tmp_path, steps=1).train(progress=False)
-    with pytest.raises(ValueError, match="training.pt"):
+    with pytest.raises(ValueError, match=r"training.pt.* are \(.*, 8\) .*not as here \(.*, 16\)"):
         trainer(folder=tmp_path, model=dataclasses.replace(TINY, d_model=16)).resume()
     (tmp_path / "training.pt").write_bytes(b"not a checkpoint")
     with pytest.raises(ValueError, match="training.pt"):
@@ -1286,15 +1335,30 @@ def test_a_checkpoint_of_another_form_is_refused(tmp_path, change, value):
     assert t.step == 0 and all(map(torch.equal, before, parameters(t)))
 
 
-@pytest.mark.parametrize("trouble", [PermissionError, MemoryError, torch.OutOfMemoryError])
+@pytest.mark.parametrize("score", [np.float32(0.5), np.mean([0.5]), torch.tensor(0.5)])
+def test_a_checkpoint_holds_numbers_of_python_alone(tmp_path, score):
+    """Those of NumPy and tensors, which come in by hand, could not be read again."""
+    options = {"steps": 2, "factor": np.float64(0.5), "validate": lambda model: score}
+    t = trainer(folder=tmp_path, **options)
+    t.train(progress=False)
+    again = trainer(1, tmp_path, **options)
+    assert again.resume() == 2 and again.log == t.log and t.log[-1]["validation"] == 0.5
+
+
+@pytest.mark.parametrize("trouble", [OSError, MemoryError, torch.OutOfMemoryError])
 def test_trouble_that_passes_is_not_put_down_to_the_checkpoint(tmp_path, monkeypatch, trouble):
     """Who reads "begin anew" would throw a good one away."""
     trainer(folder=tmp_path, steps=1).train(progress=False)
+    text = "no"
 
     def fail(*_, **__):
-        raise trouble("no")
+        raise trouble(text)
 
     with monkeypatch.context() as patch, pytest.raises(trouble):
+        patch.setattr(torch, "load", fail)
+        trainer(folder=tmp_path).resume()
+    trouble, text = RuntimeError, "DefaultCPUAllocator: you tried to allocate 9 bytes"
+    with monkeypatch.context() as patch, pytest.raises(MemoryError, match="not fit into memory"):
         patch.setattr(torch, "load", fail)
         trainer(folder=tmp_path).resume()
     assert trainer(folder=tmp_path).resume() == 1
@@ -1386,8 +1450,22 @@ def test_the_first_checkpoint_comes_before_the_model(tmp_path, monkeypatch):
 )
 def test_values_out_of_range_are_refused(option, value):
     """The message names the value."""
-    with pytest.raises(ValueError, match=option):
+    with pytest.raises(ValueError, match=option) as refused:
         TrainingConfig(**{option: value})
+    assert str(value) in str(refused.value)
+
+
+def test_numbers_of_a_configuration_are_those_of_python():
+    """An update of two and a half batches would never be full."""
+    config = TrainingConfig()
+    for value, kept in ((1e5, 100_000), (np.int64(7), 7), (2.5, None), (math.inf, None)):
+        object.__setattr__(config, "steps", value)  # as if nobody looked at types
+        if kept:
+            config.__post_init__()
+            assert config.steps == kept and type(config.steps) is int
+        else:
+            with pytest.raises(ValueError, match=f"steps must be a whole number, not {value}"):
+                config.__post_init__()
 
 
 def test_a_model_laid_out_for_decoding_is_trained_as_any(tmp_path):

@@ -10,6 +10,7 @@ __all__ = ['LOGITS_AT_ONCE', 'LOG_COLUMNS', 'COUNTERS', 'smoothed_cross_entropy'
 # %% ../nbs/10_training.ipynb #ec07669c
 import csv
 import dataclasses
+import errno
 import hashlib
 import math
 import os
@@ -132,6 +133,9 @@ def smoothed_linear_cross_entropy(
     # on other devices untried; not there in half precision, compiled, and in an older PyTorch
     whole = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
     whole = whole or not hasattr(F, "linear_cross_entropy")
+    # and what is more than its matrix must be called
+    whole = whole or type(output) is not nn.Linear
+    whole = whole or bool(output._forward_hooks or output._forward_pre_hooks)
     if states.device.type != "cpu" or whole or gold.numel() <= tokens:
         return smoothed_cross_entropy(output(states), gold, smoothing, pad)
     counts = gold != pad
@@ -247,6 +251,13 @@ class TrainingConfig:
     save_every: int = 1000
 
     def __post_init__(self):
+        for field in dataclasses.fields(self):  # a checkpoint takes Python's own numbers alone
+            value = getattr(self, field.name)
+            if field.type is int and value // 1 != value:
+                raise ValueError(f"{field.name} must be a whole number, not {value}")
+            object.__setattr__(self, field.name, field.type(value))
+        if self.average < 0:
+            raise ValueError(f"average must be at least 0, which is off, not {self.average}")
         for name in ("steps", "warmup", "accumulate", "average_every", "log_every", "save_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -254,7 +265,7 @@ class TrainingConfig:
             raise ValueError(
                 f"label_smoothing must be at least 0 and below 1, not {self.label_smoothing}"
             )
-        if not 0 <= self.average * self.average_every <= self.steps:
+        if self.average * self.average_every > self.steps:
             raise ValueError(
                 f"there are no {self.average} weights, one every {self.average_every} steps, to "
                 f"average in {self.steps} steps; ask for a smaller average or average_every"
@@ -428,7 +439,7 @@ class Run:
         How.
     folder
         Where checkpoints and ``log.csv`` go; None keeps nothing. `Trainer.train` replaces what
-        is there, if `resume` was not called before.
+        is there, unless `resume` has found something to go on from.
     engine
         What computes the gradients; None is one process on the device of the model.
     """
@@ -460,12 +471,18 @@ class Run:
         self.seconds = 0.0
         self.log: list[dict[str, float]] = []
         self.saved: int | None = None  # step of the last checkpoint
+        self.alone = False  # while hooks are asked, which run in one of several processes
 
     @property
     def result(self) -> Model:
         """The model to use, with the mean of the snapshots, if there are any."""
         if not self.snapshots and not self.engine.sharded:
             return self.model
+        if self.alone and not self.snapshots:
+            raise RuntimeError(
+                "a hook runs in one process alone, and cannot collect weights that are shared out; "
+                "with average=1 a copy of them is kept for it"
+            )
         weights = self.snapshots or [self.engine.weights()]
         if self.engine.rank:
             return self.model  # only the first process has the whole of it
@@ -486,6 +503,11 @@ class Run:
         """
         if self.folder is None:
             return
+        if self.alone:
+            raise RuntimeError(
+                "a hook runs in one process alone, and a checkpoint needs all of them; return a "
+                "text to stop with one, or choose a smaller save_every"
+            )
         result, weights = self.result, self.engine.weights()
         optimizer = self.engine.state(self.optimizer)
         if not self.engine.rank:  # the others have helped to collect the weights
@@ -502,15 +524,15 @@ class Run:
         if not begun:  # first, for a model without it could neither go on nor be replaced
             self._write(weights, optimizer)
         result.save(self.folder)
-        with (
-            written_beside(self.folder / "log.csv") as path,
-            path.open("w", newline="", encoding="utf-8") as file,
-        ):
+        self._write_log(self.folder / "log.csv")
+        if begun:
+            self._write(weights, optimizer)
+
+    def _write_log(self, path: Path) -> None:
+        with written_beside(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, LOG_COLUMNS)
             writer.writeheader()
             writer.writerows(self.log)
-        if begun:
-            self._write(weights, optimizer)
 
     def _write(self, weights: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
         assert self.folder is not None
@@ -535,7 +557,7 @@ class Run:
         ------
         ValueError
             If the checkpoint cannot be read, or belongs to another model or other data.
-        PermissionError, MemoryError, torch.OutOfMemoryError
+        OSError, MemoryError, torch.OutOfMemoryError
             If the machine keeps it from being read; nothing is wrong with the checkpoint.
         """
         path = None if self.folder is None else self.folder / "training.pt"
@@ -557,12 +579,16 @@ class Run:
                 self.log = list(state["log"])
                 for name in COUNTERS:
                     setattr(self, name, type(getattr(self, name))(state[name]))
-        except (PermissionError, MemoryError, torch.OutOfMemoryError):
+        except (MemoryError, torch.OutOfMemoryError):
             raise  # the checkpoint is as good as before
         except Exception as error:  # torch raises many kinds
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                raise  # likewise; only a file that is cut short is an invalid argument
+            if "you tried to allocate" in str(error):  # so it says that a CPU has no memory
+                raise MemoryError(f"{path} does not fit into memory: {error}") from error
             reason = f"{type(error).__name__} {error}".strip().splitlines()[0]
             if isinstance(error, pickle.UnpicklingError):  # torch's own advice is to run it
-                reason = "it is not made of tensors, numbers and text alone, and could run code"
+                reason = "it is damaged, or could run code: not all in it is tensor, number or text"
             raise ValueError(f"cannot go on from {path}: {reason}; begin anew elsewhere") from error
         if not same:
             raise ValueError(
@@ -589,7 +615,10 @@ class Run:
             for name, tensor in tensors.items():
                 form = (tensor.shape, tensor.dtype, tensor.layout)
                 if form != own[name] or not tensor.is_contiguous():
-                    raise ValueError(f"the {what} have another shape, type or order at {name}")
+                    raise ValueError(
+                        f"the {what} at {name} are {tuple(tensor.shape)} of {tensor.dtype}, and "
+                        f"not as here {tuple(own[name][0])} of {own[name][1]}, in order"
+                    )
         if any(moments["step"].shape != () for moments in adam.values()):
             raise ValueError("the steps of Adam are no numbers")
         counters = [state[name] for name in COUNTERS]
@@ -645,13 +674,15 @@ class Trainer(Run):
         How.
     folder
         Where checkpoints and ``log.csv`` go; None keeps nothing. `Trainer.train` replaces what
-        is there, if `resume` was not called before.
+        is there, unless `resume` has found something to go on from.
     validate
         Called with the `Run.result`, in evaluation mode, before each checkpoint; returns a score
         for the log.
     hooks
-        Called with the trainer after each line of the log, in the first process. One that
-        returns a text stops the training for that reason.
+        Called with the trainer after each line of the log, in the first process alone, and once
+        more when the run goes on from such a line. One that returns a text stops the training
+        for that reason. With several processes none can `save`, and `result` needs ``average``
+        if the weights are shared out.
     engine
         What computes the gradients; None is one process on the device of the model.
 
@@ -704,7 +735,6 @@ class Trainer(Run):
         if self.step == 0:
             self.save()  # something to go on from; and better to fail now than in an hour
         start, before, trained = time.perf_counter(), self.seconds, 0
-        self.model.train()
         self.stopped, updates = None, self._updates()
         if self.log and self.log[-1]["step"] == self.step:
             self._ask_hooks()  # a training that a hook has stopped is not begun again
@@ -718,6 +748,7 @@ class Trainer(Run):
         with bar, Interruption() as interruption:
             while self.step < config.steps and not stop:
                 numbers, step = next(updates), self.step
+                self.model.train()  # whatever a hook has done
                 loss, n = self.update(
                     [self.batches.make(n) for n in numbers[engine.rank :: engine.world_size]],
                     sum(len(self.batches.tgt[i]) - 1 for batch in numbers for i in batch),
@@ -784,10 +815,15 @@ class Trainer(Run):
         return loss * n_tokens, n_tokens
 
     def _fail(self, what: str) -> None:
+        if self.folder and self.saved is not None and not self.engine.rank:
+            with suppress(OSError):  # what has failed here matters more
+                self._write_log(self.folder / "log.csv")  # how it came to this
         kept = f", and the last checkpoint, of step {self.saved}, is in {self.folder}"
+        first = max(0, self.position - self.config.accumulate)
         raise FloatingPointError(
-            f"the {what} at step {self.step + 1} (epoch {self.epoch}, batch {self.position}); the "
-            f"weights are as before this step{'' if self.saved is None else kept}. "
+            f"the {what} at step {self.step + 1} (batches.plan({self.epoch})[{first}:"
+            f"{self.position}]); the weights are as before this step"
+            f"{'' if self.saved is None else kept}. "
             "Try a smaller factor, a longer warmup, or clip=1"
         )
 
@@ -808,7 +844,7 @@ class Trainer(Run):
         if validate and self.validate:
             self.model.eval()
             result = self.result
-            score = self.engine.sum(0.0 if self.engine.rank else self.validate(result))
+            score = self.engine.sum(0.0 if self.engine.rank else float(self.validate(result)))
             self.model.train()
         rate = self.optimizer.param_groups[0]["lr"]
         line = (self.step, self.loss / self.tokens, self.tokens, self.seconds, rate, score)
@@ -817,9 +853,11 @@ class Trainer(Run):
         self._ask_hooks()
 
     def _ask_hooks(self) -> None:
-        if self.engine.rank == 0:
-            reasons = [reason for hook in self.hooks if (reason := hook(self))]
-            self.stopped = reasons[0] if reasons else None
+        if self.engine.rank:
+            return
+        self.alone = self.engine.world_size > 1
+        reasons = [reason for hook in self.hooks if (reason := hook(self))]
+        self.stopped, self.alone = reasons[0] if reasons else None, False
 
 # %% ../nbs/10_training.ipynb #024ce5bc
 @dataclass(frozen=True)
