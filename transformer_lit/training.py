@@ -681,8 +681,8 @@ class Trainer(Run):
     hooks
         Called with the trainer after each line of the log, in the first process alone, and once
         more when the run goes on from such a line. One that returns a text stops the training
-        for that reason. With several processes none can `save`, and `result` needs ``average``
-        if the weights are shared out.
+        for that reason. With several processes none can call `Run.save`, and `Run.result` needs
+        ``average`` if the weights are shared out.
     engine
         What computes the gradients; None is one process on the device of the model.
 
