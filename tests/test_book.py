@@ -290,7 +290,8 @@ def test_plain_sphinx_builds_the_book(tmp_path):
     for name in ("nbs", "book"):
         shutil.copytree(ROOT / name, tmp_path / name)
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "book" / "_ext")}
-    for command in ("jupyter-book config sphinx .", "sphinx-build -q -W -n . _build"):
+    build = "sphinx-build -q -W -n . _build"
+    for command in ("jupyter-book config sphinx .", build, build):
         program, *arguments = command.split()
         run = subprocess.run(
             [Path(sys.executable).with_name(program), *arguments],
@@ -298,6 +299,29 @@ def test_plain_sphinx_builds_the_book(tmp_path):
             env=environment,
             capture_output=True,
             text=True,
+            timeout=300,
         )
         assert run.returncode == 0, run.stderr
+        # then some pages anew, the first with formulas, and more than one process writes alone
+        for notebook in NOTEBOOKS[2:9]:
+            (tmp_path / "nbs" / notebook.name).touch()
     assert (tmp_path / "_build/nbs" / f"{NOTEBOOKS[-1].stem}.html").is_file()
+
+
+def test_formulas_are_not_waited_for_in_a_forked_process():
+    """V8 has threads of its own, which do not come along."""
+    program = """
+import os, sys
+import mathml
+assert "<math" in mathml.typeset("x", False)
+if not os.fork():
+    try:
+        mathml.typeset("y", False)
+    except RuntimeError as error:
+        os._exit("forked" in str(error))
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]) != 1)
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "book" / "_ext")}
+    command = [sys.executable, "-c", program]
+    subprocess.run(command, env=environment, check=True, timeout=60)

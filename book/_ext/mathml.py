@@ -5,6 +5,7 @@ mini-racer. The font comes with the book. What Temml cannot read is a warning, s
 ``-W`` fails.
 """
 
+import os
 import re
 from functools import cache
 from html import escape
@@ -23,17 +24,21 @@ SET = """(tex, display) =>
 
 
 @cache
-def engine() -> MiniRacer:
+def engine() -> tuple[MiniRacer, int]:
+    """Return V8, and the process that has started it."""
     js = MiniRacer()
     js.eval((Path(__file__).parent / "temml.min.js").read_text(encoding="utf-8"))
     js.eval(f"var set = {SET}")
-    return js
+    return js, os.getpid()
 
 
 @cache
 def typeset(tex: str, display: bool) -> str:
     """Return a formula as MathML."""
-    return engine().call("set", tex.strip(), display)
+    js, process = engine()
+    if process != os.getpid():  # it would wait for ever
+        raise RuntimeError("V8 was started before the process was forked: write with one process")
+    return js.call("set", tex.strip(), display)
 
 
 def mathml(node, display: bool) -> str:

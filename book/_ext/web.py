@@ -253,13 +253,23 @@ def finish(app, error):
         lighten(app)
 
 
+def notice(app, env, docnames):
+    app.all_are_read = set(docnames) == env.found_docs
+
+
 def write_at_once(app, env):
-    """Let several processes write pages, now that all are read: numbering reads them in turn."""
-    app.parallel = 1 + (os.cpu_count() or 1)  # one hands out, the others write
+    """Let several processes write pages, now that all are read: numbering reads them in turn.
+
+    Not if some pages are as before: Sphinx writes the first alone, before it starts the others,
+    and if it has formulas, the V8 that sets them does not outlive the fork.
+    """
+    if app.all_are_read:  # then the first is 404, which has none
+        app.parallel = 1 + (os.cpu_count() or 1)  # one hands out, the others write
 
 
 def setup(app):
     app.connect("config-inited", address)
+    app.connect("env-before-read-docs", notice)
     app.connect("env-updated", write_at_once)
     app.connect("html-page-context", describe, priority=800)
     app.connect("build-finished", finish, priority=900)  # when the theme has written its colours
