@@ -302,7 +302,7 @@ def test_plain_sphinx_builds_the_book(tmp_path):
             timeout=300,
         )
         assert run.returncode == 0, run.stderr
-        # then some pages anew, the first with formulas, and more than one process writes alone
+        # and once more some pages, the first with formulas: several processes would wait for ever
         for notebook in NOTEBOOKS[2:9]:
             (tmp_path / "nbs" / notebook.name).touch()
     assert (tmp_path / "_build/nbs" / f"{NOTEBOOKS[-1].stem}.html").is_file()
