@@ -9,6 +9,7 @@ import sys
 import tomllib
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -290,8 +291,7 @@ def test_plain_sphinx_builds_the_book(tmp_path):
     for name in ("nbs", "book"):
         shutil.copytree(ROOT / name, tmp_path / name)
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "book" / "_ext")}
-    build = "sphinx-build -q -W -n . _build"
-    for command in ("jupyter-book config sphinx .", build, build):
+    for command in ("jupyter-book config sphinx .", "sphinx-build -q -W -n . _build"):
         program, *arguments = command.split()
         run = subprocess.run(
             [Path(sys.executable).with_name(program), *arguments],
@@ -299,13 +299,26 @@ def test_plain_sphinx_builds_the_book(tmp_path):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=300,
         )
         assert run.returncode == 0, run.stderr
-        # and once more some pages, the first with formulas: several processes would wait for ever
-        for notebook in NOTEBOOKS[2:9]:
-            (tmp_path / "nbs" / notebook.name).touch()
     assert (tmp_path / "_build/nbs" / f"{NOTEBOOKS[-1].stem}.html").is_file()
+
+
+@built
+def test_several_processes_write_only_whole_books(monkeypatch):
+    """Of some pages the first may have formulas, after which no other process could set any."""
+    monkeypatch.syspath_prepend(ROOT / "book" / "_ext")
+    import web
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    app = SimpleNamespace(parallel=1)
+    for read, several in ((["b"], False), ([], False), (["a", "b"], True)):
+        env = SimpleNamespace(found_docs={"a", "b"})
+        web.notice(app, env, read)
+        web.write_at_once(app, env)
+        assert (app.parallel > 1) == several
+    first = min(path.relative_to(ROOT).as_posix() for path in (ROOT / "book").rglob("*.md"))
+    assert "<math" not in (HTML / first).with_suffix(".html").read_text(encoding="utf-8")
 
 
 def test_formulas_are_not_waited_for_in_a_forked_process():

@@ -227,8 +227,14 @@ def test_the_scale_in_a_checkpoint_is_that_of_one_process(monkeypatch):
     monkeypatch.setattr(Engine, "load", lambda *given: None)  # weights are not looked at here
     eight.load({}, adam, one.state(adam))
     assert eight.scaler.get_scale() == 2.0**7
+
+
+def test_several_processes_are_not_measured():
+    """Each would make a number of steps of its own, and wait for the others."""
+    engine = Engine()
+    engine.world_size = 8
     with pytest.raises(ValueError, match="measures one process, not 8; take seconds"):
-        measure_training(Transformer(STILL), [], eight)
+        measure_training(Transformer(STILL), [random_batch(0, 4)], engine)
 
 
 def test_restarts_that_may_fail_are_warned_of(monkeypatch):

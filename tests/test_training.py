@@ -1072,6 +1072,7 @@ def test_a_hook_is_alone(tmp_path):
         t = trainer(folder=tmp_path, engine=Sharing(), accumulate=2, hooks=[ask])
         with pytest.raises(RuntimeError, match=f"a hook runs in one process alone, and {what}"):
             t.train(progress=False)
+        assert not t.alone, "who has caught the error may save"
     t = trainer(engine=Sharing(), accumulate=2, average=1, hooks=[ask])
     t.train(progress=False)
     assert t.step == 8 and not t.alone

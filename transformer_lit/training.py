@@ -524,12 +524,15 @@ class Run:
         if not begun:  # first, for a model without it could neither go on nor be replaced
             self._write(weights, optimizer)
         result.save(self.folder)
-        self._write_log(self.folder / "log.csv")
+        self._write_log(self.folder)
         if begun:
             self._write(weights, optimizer)
 
-    def _write_log(self, path: Path) -> None:
-        with written_beside(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
+    def _write_log(self, folder: Path) -> None:
+        with (
+            written_beside(folder / "log.csv") as path,
+            path.open("w", newline="", encoding="utf-8") as file,
+        ):
             writer = csv.DictWriter(file, LOG_COLUMNS)
             writer.writeheader()
             writer.writerows(self.log)
@@ -817,7 +820,7 @@ class Trainer(Run):
     def _fail(self, what: str) -> None:
         if self.folder and self.saved is not None and not self.engine.rank:
             with suppress(OSError):  # what has failed here matters more
-                self._write_log(self.folder / "log.csv")  # how it came to this
+                self._write_log(self.folder)  # how it came to this
         kept = f", and the last checkpoint, of step {self.saved}, is in {self.folder}"
         first = max(0, self.position - self.config.accumulate)
         raise FloatingPointError(
@@ -856,8 +859,11 @@ class Trainer(Run):
         if self.engine.rank:
             return
         self.alone = self.engine.world_size > 1
-        reasons = [reason for hook in self.hooks if (reason := hook(self))]
-        self.stopped, self.alone = reasons[0] if reasons else None, False
+        try:
+            reasons = [reason for hook in self.hooks if (reason := hook(self))]
+        finally:
+            self.alone = False
+        self.stopped = reasons[0] if reasons else None
 
 # %% ../nbs/10_training.ipynb #024ce5bc
 @dataclass(frozen=True)

@@ -254,6 +254,7 @@ def finish(app, error):
 
 
 def notice(app, env, docnames):
+    """Note whether all pages are read, and so written, anew."""
     app.all_are_read = set(docnames) == env.found_docs
 
 
@@ -263,7 +264,7 @@ def write_at_once(app, env):
     Not if some pages are as before: Sphinx writes the first alone, before it starts the others,
     and if it has formulas, the V8 that sets them does not outlive the fork.
     """
-    if app.all_are_read:  # then the first is 404, which has none
+    if app.all_are_read:  # then the first is the API of attention, which has none
         app.parallel = 1 + (os.cpu_count() or 1)  # one hands out, the others write
 
 
