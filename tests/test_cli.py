@@ -117,6 +117,8 @@ def test_a_model_is_never_overwritten(model, pairs):
         (b"", "no sentence pairs"),
         (b"one\teins\ntwo\n", "line 2 has 1 column"),
         (b"one\teins\ttoo many\n", "line 1 has 3 columns"),
+        (b"one\teins\ttoo many\n", "or cut -f1,2 to leave out the columns after the second"),
+        (b"one\t" + b"lang" * 501, "or another --max-length"),
         (b"\teins\n", "line 1 has an empty side"),
         (b"one\t\xff\n", "line 1 is not UTF-8"),
         (b"one\teins\none\tein\n", "different source sentences"),
@@ -127,6 +129,7 @@ def test_bad_files_are_refused_by_name_and_line(tmp_path, content, says):
     path.write_bytes(content)
     message = refusal("train", "--out", tmp_path / "new", "--data", path, *SMALL)
     assert says in message and "Traceback" not in message
+    assert not re.search("on_error|max_length|extra_columns", message), "said as in Python"
     assert not (tmp_path / "new").exists()
 
 

@@ -130,6 +130,10 @@ class Tokenizer:
         bpe.encode_special_tokens = True  # "<pad>" in a text is five characters, not padding
         self.bpe = bpe
 
+    def __setstate__(self, state: dict[str, BPE]) -> None:
+        """Set up a copy, or what was pickled: the library forgets what is set in `__init__`."""
+        Tokenizer.__init__(self, **state)
+
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int = 10_000) -> "Tokenizer":
         """Learn a vocabulary from ``texts`` (section 5.1 of the paper).
@@ -230,7 +234,7 @@ class Tokenizer:
         FileNotFoundError
             If there is no such file.
         ValueError
-            If it is not a tokeniser with this course's special tokens.
+            If it is not a tokeniser with this course's special tokens that returns any text.
         """
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path} is missing: no tokeniser there")
@@ -247,7 +251,10 @@ class Tokenizer:
             raise ValueError(f"{path} is not a tokeniser: {error}") from error
         if [bpe.token_to_id(token) for token in SPECIAL_TOKENS] != [PAD, BOS, EOS, UNK]:
             raise ValueError(f"{path} does not begin with the tokens {', '.join(SPECIAL_TOKENS)}")
-        return cls(bpe)
+        tokenizer, sentence = cls(bpe), "a  b\t1日🐣 "
+        if (back := tokenizer.decode(tokenizer.encode(sentence))) != sentence:
+            raise ValueError(f"{path} cuts text so that it changes: {sentence!r} becomes {back!r}")
+        return tokenizer
 
 # %% ../nbs/09_data.ipynb #eeef4504
 class BadLine(NamedTuple):
@@ -318,7 +325,7 @@ def report_lines(bad: Sequence[BadLine]) -> str:
 
 
 def normal_form(text: str) -> str:
-    """Return text without spaces at its ends, each accented letter a single character (NFC)."""
+    """Return text without spaces at its ends, letter and accent as one where Unicode can (NFC)."""
     return unicodedata.normalize("NFC", text.strip())
 
 
@@ -379,6 +386,7 @@ def read_pairs(
 
     pairs: list[Pair] = []
     bad: list[BadLine] = []
+    too_long = f"has a side of more than {max_length or 0:,} characters"
     for number, row in enumerate(rows, start=1):
         reason = ""
         if len(row) < 2 or (len(row) > 2 and not extra_columns):
@@ -392,7 +400,7 @@ def read_pairs(
         if not reason and not all(sides):
             reason = "has an empty side"
         if not reason and max_length is not None and max(map(len, sides)) > max_length:
-            reason = f"has a side of more than {max_length:,} characters"
+            reason = too_long
         if reason:
             bad.append(BadLine(number, reason))
         else:
@@ -405,7 +413,12 @@ def read_pairs(
         names = str(path) if target_path is None else f"{path} and {target_path}"
         report = f"{names}: {len(bad)} of {len(rows)} lines are bad: {report_lines(bad)}"
         if on_error == "raise":
-            raise ValueError(f"{report}. Mend them, or read with on_error='skip' to leave them out")
+            ways = ["on_error='skip' to leave them out"]
+            if any(reason == too_long for _, reason in bad):
+                ways.append("another max_length")
+            if not extra_columns and any(len(row) > 2 for row in rows):
+                ways.append("extra_columns=True to leave out the columns after the second")
+            raise ValueError(f"{report}. Mend them, or read with {', or '.join(ways)}")
         warnings.warn(report, stacklevel=2)
     if not pairs:
         raise ValueError(f"{path} holds no sentence pairs")
@@ -430,8 +443,10 @@ def split_pairs(
     Raises
     ------
     ValueError
-        If there are fewer than two different source sentences.
+        If there are fewer than two different source sentences, or the share is not from 0 to 1.
     """
+    if not 0 <= valid <= 1:
+        raise ValueError(f"the share that is held out must be from 0 to 1, not {valid}")
     sources = sorted({source for source, _ in pairs})
     if len(sources) < 2:
         raise ValueError(
@@ -458,10 +473,12 @@ class Corpus(NamedTuple):
 def multi30k_files(folder: Path, split: str, target: str = "de") -> list[Path]:
     """Return the file of pairs, or the two aligned files, of a split; none if one is missing."""
     for names in ([f"{split}.en-{target}.tsv"], [f"{split}.en", f"{split}.{target}"]):
-        for ending in ("", ".gz"):
-            files = [folder / f"{name}{ending}" for name in names]
-            if all(file.is_file() for file in files):
-                return files
+        found = [
+            [path for ending in ("", ".gz") if (path := folder / f"{name}{ending}").is_file()]
+            for name in names
+        ]
+        if all(found):
+            return [paths[0] for paths in found]
     return []
 
 
@@ -799,10 +816,12 @@ class TokenBatches:
         longest = max(range(len(pairs)), key=self.length)
         if self.length(longest) > max_tokens:
             many = sum(self.length(i) > max_tokens for i in range(len(pairs)))
+            side = len(self.tgt[longest]) > len(self.src[longest])
             raise ValueError(
-                f"a sentence of {self.length(longest)} tokens does not fit into "
-                f"max_tokens={max_tokens}: {pairs[longest][0][:60]!r} (of {len(pairs):,} pairs "
-                f"{many:,} are too long); raise max_tokens or leave the pair out"
+                f"the {('source', 'target')[side]} of pairs[{longest}], of "
+                f"{self.length(longest)} tokens, does not fit into max_tokens={max_tokens}: "
+                f"{pairs[longest][side][:60]!r} (of {len(pairs):,} pairs {many:,} are too long); "
+                "raise max_tokens or leave the pair out"
             )
 
     def __len__(self) -> int:
