@@ -18,6 +18,7 @@ import http.client
 import json
 import random
 import shutil
+import string
 import tempfile
 import unicodedata
 import urllib.error
@@ -29,7 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -130,9 +131,10 @@ class Tokenizer:
         bpe.encode_special_tokens = True  # "<pad>" in a text is five characters, not padding
         self.bpe = bpe
 
-    def __setstate__(self, state: dict[str, BPE]) -> None:
-        """Set up a copy, or what was pickled: the library forgets what is set in `__init__`."""
-        Tokenizer.__init__(self, **state)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set up a copy, or what was pickled: the library forgets `encode_special_tokens`."""
+        vars(self).update(state)
+        Tokenizer.__init__(self, self.bpe)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int = 10_000) -> "Tokenizer":
@@ -234,7 +236,7 @@ class Tokenizer:
         FileNotFoundError
             If there is no such file.
         ValueError
-            If it is not a tokeniser with this course's special tokens that returns any text.
+            If it is not a tokeniser with this course's special tokens, or changes a sample of text.
         """
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path} is missing: no tokeniser there")
@@ -246,14 +248,15 @@ class Tokenizer:
             ours &= not (form["normalizer"] or model.get("dropout"))
             if not ours or not set(letters) <= model["vocab"].keys():
                 raise ValueError("it is no byte-pair encoding on all 256 bytes")
-            bpe = BPE.from_str(text.decode())
+            tokenizer = cls(BPE.from_str(text.decode()))
+            sample = "a  b\t1日🐣 \n" + string.punctuation
+            back = tokenizer.decode(tokenizer.encode(sample))
         except Exception as error:  # the library raises nothing more precise
             raise ValueError(f"{path} is not a tokeniser: {error}") from error
-        if [bpe.token_to_id(token) for token in SPECIAL_TOKENS] != [PAD, BOS, EOS, UNK]:
+        if [tokenizer.bpe.token_to_id(token) for token in SPECIAL_TOKENS] != [PAD, BOS, EOS, UNK]:
             raise ValueError(f"{path} does not begin with the tokens {', '.join(SPECIAL_TOKENS)}")
-        tokenizer, sentence = cls(bpe), "a  b\t1日🐣 "
-        if (back := tokenizer.decode(tokenizer.encode(sentence))) != sentence:
-            raise ValueError(f"{path} cuts text so that it changes: {sentence!r} becomes {back!r}")
+        if back != sample:
+            raise ValueError(f"{path} cuts text so that it changes: {sample!r} becomes {back!r}")
         return tokenizer
 
 # %% ../nbs/09_data.ipynb #eeef4504
@@ -416,7 +419,7 @@ def read_pairs(
             ways = ["on_error='skip' to leave them out"]
             if any(reason == too_long for _, reason in bad):
                 ways.append("another max_length")
-            if not extra_columns and any(len(row) > 2 for row in rows):
+            if any("columns" in reason for _, reason in bad):
                 ways.append("extra_columns=True to leave out the columns after the second")
             raise ValueError(f"{report}. Mend them, or read with {', or '.join(ways)}")
         warnings.warn(report, stacklevel=2)
@@ -473,12 +476,10 @@ class Corpus(NamedTuple):
 def multi30k_files(folder: Path, split: str, target: str = "de") -> list[Path]:
     """Return the file of pairs, or the two aligned files, of a split; none if one is missing."""
     for names in ([f"{split}.en-{target}.tsv"], [f"{split}.en", f"{split}.{target}"]):
-        found = [
-            [path for ending in ("", ".gz") if (path := folder / f"{name}{ending}").is_file()]
-            for name in names
-        ]
-        if all(found):
-            return [paths[0] for paths in found]
+        for endings in (("", ""), (".gz", ".gz"), ("", ".gz"), (".gz", "")):
+            files = [folder / f"{name}{ending}" for name, ending in zip(names, endings)]
+            if all(file.is_file() for file in files):
+                return files
     return []
 
 
@@ -818,9 +819,9 @@ class TokenBatches:
             many = sum(self.length(i) > max_tokens for i in range(len(pairs)))
             side = len(self.tgt[longest]) > len(self.src[longest])
             raise ValueError(
-                f"the {('source', 'target')[side]} of pairs[{longest}], of "
-                f"{self.length(longest)} tokens, does not fit into max_tokens={max_tokens}: "
-                f"{pairs[longest][side][:60]!r} (of {len(pairs):,} pairs {many:,} are too long); "
+                f"the {('source', 'target')[side]} of a pair, of {self.length(longest)} tokens, "
+                f"does not fit into max_tokens={max_tokens}: {pairs[longest][side][:60]!r} "
+                f"(of {len(pairs):,} pairs {many:,} are too long); "
                 "raise max_tokens or leave the pair out"
             )
 
