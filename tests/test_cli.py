@@ -158,7 +158,11 @@ def test_broken_models_are_refused_by_file(model, tmp_path, name):
 
 def test_input_that_is_not_utf8_is_refused_by_line(model):
     message = refusal("translate", "--model", model, stdin=b"May 2026\n\xff\xfe\n")
-    assert "line 2 of standard input is not UTF-8" in message
+    assert "line 2 of standard input is not UTF-8: save it as UTF-8 first" in message
+    for order in ("le", "be"):  # valid UTF-8 with zeros in it
+        two_bytes = "May 2026\n1 May 2026\n".encode(f"utf-16-{order}")
+        message = refusal("translate", "--model", model, stdin=two_bytes)
+        assert "line 1 of standard input is not UTF-8" in message
 
 
 def test_numbers_out_of_range_are_refused(tmp_path, model):
@@ -183,10 +187,15 @@ def test_numbers_out_of_range_are_refused(tmp_path, model):
 def test_a_sentence_that_fits_no_batch_is_named(tmp_path):
     path = tmp_path / "long.tsv"
     path.write_text("short\tkurz\nlonger\tlänger\n" + "word " * 300 + "\tWort\n", encoding="utf-8")
-    message = refusal(
-        "train", "--out", tmp_path / "m", "--data", path, *SMALL[:4], "--max-tokens", "64"
-    )
-    assert "max_tokens=64" in message
+    few = [*SMALL[:4], "--max-tokens", "64"]
+    message = refusal("train", "--out", tmp_path / "m", "--data", path, *few)
+    assert "the source of a pair" in message and "does not fit into --max-tokens 64: " in message
+    assert "or leave such pairs out with --max-length and --skip-bad" in message
+    short = tmp_path / "short.tsv"
+    short.write_text("short\tkurz\n", encoding="utf-8")
+    files = ["--data", short, "--valid", path]
+    message = refusal("train", "--out", tmp_path / "v", *files, *few)
+    assert "of the pairs to validate on, the source of a pair" in message
 
 
 def test_the_program_draws_no_bar_into_a_pipe(model):
@@ -250,6 +259,56 @@ def test_resume_needs_no_other_option(pairs, tmp_path):
     assert after == before and before["recipe"]["training"]["label_smoothing"] == 0.2
     again = run("train", "--out", folder, "--resume")
     assert again.exit_code == 0 and "Nothing to do: step 7 was the last" in again.output
+
+
+def test_steps_count_from_the_first(pairs, tmp_path):
+    """Who takes them for further ones is told, before the choices of the run are lost."""
+    folder = tmp_path / "run"
+    command = ["train", "--out", folder, "--data", pairs, *SMALL, "--average", "0"]
+    assert run(*command).exit_code == 0
+    before = (folder / "run.json").read_text()
+    said = refusal("train", "--out", folder, "--resume", "--steps", "4")
+    assert "--steps 4: the run in" in said and "has made 6 already" in said
+    assert (folder / "run.json").read_text() == before
+
+
+def test_an_average_that_shrinks_is_told(pairs, tmp_path):
+    """With more steps it would stay small, though nobody has chosen it."""
+    folder = tmp_path / "run"
+    every = ["--average", "3", "--average-every", "3", "--steps", "12", "--patience", "1"]
+    still = ["--factor", "1e-30", "--save-every", "3"]
+    result = run("train", "--out", folder, "--data", pairs, *SMALL, *every, *still)
+    assert "Stopped at step 6" in result.output, result.output
+    result = run("train", "--out", folder, "--resume", "--steps", "8")
+    assert result.exit_code == 0, result.output
+    assert "in 8 steps there are 2 weights to average, and not 3" in result.output
+    assert "ask for --average 3 again" in result.output
+    again = run("train", "--out", folder, "--resume", "--steps", "12", "--average", "3")
+    assert again.exit_code == 0 and "Warning" not in again.output, again.output
+    assert json.loads((folder / "run.json").read_text())["recipe"]["training"]["average"] == 3
+
+
+def test_other_pairs_to_validate_on_are_told(pairs, tmp_path):
+    """Their losses are others, of which --patience knows nothing."""
+    valid = tmp_path / "valid.tsv"
+    valid.write_text("1 January 1500\teins\n2 January 1500\tzwei\n")
+    command = ["train", "--out", tmp_path / "run", "--data", pairs, "--valid", valid, *SMALL]
+    assert run(*command).exit_code == 0
+    assert "Warning" not in run(*command, "--resume").output
+    valid.write_text("1 January 1500\teins\n2 January 1500\tzwo\n")
+    said = run(*command, "--resume").output
+    assert "Warning: the pairs to validate on are not those of the run in" in said
+
+
+def test_no_target_is_written_with_the_tokeniser_of_the_source(pairs, tmp_path):
+    """Both have the same number of tokens, so that the model cannot tell."""
+    folder = tmp_path / "run"
+    assert run("train", "--out", folder, "--data", pairs, *SMALL, "--separate").exit_code == 0
+    (folder / "tokenizer.target.json").unlink()
+    said = refusal("translate", "--model", folder, "May 2026")
+    assert "tokenizer.target.json is missing" in said
+    said = refusal("train", "--out", folder, "--resume", "--steps", "7")
+    assert "tokenizer.target.json is missing" in said
 
 
 def test_resume_keeps_what_is_not_of_the_recipe(pairs, tmp_path):
@@ -696,6 +755,11 @@ def test_an_output_that_cannot_be_written_is_told_first(model, pairs, tmp_path, 
     assert isinstance(run(*arguments, tmp_path / "out.txt").exception, AssertionError)
     assert (tmp_path / "out.txt").read_text() == "before"
     assert "would replace the pairs" in refusal(*arguments, pairs)
+    empty = tmp_path / "empty.tsv"
+    empty.touch()
+    arguments = ["evaluate", "--model", model, "--data", empty, "--output", tmp_path / "no.txt"]
+    assert "no sentence pairs" in refusal(*arguments)
+    assert not (tmp_path / "no.txt").exists()
 
 
 def test_a_language_that_moses_does_not_know_is_told_first(monkeypatch):

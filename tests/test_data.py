@@ -195,6 +195,7 @@ def test_a_tokeniser_of_others_is_refused(tmp_path):
         lambda form: form.update(normalizer={"type": "Lowercase"}),
         lambda form: form.update(decoder={"type": "Fuse"}),
         lambda form: form["model"].update(dropout=0.5),
+        lambda form: form["model"].update(continuing_subword_prefix="##"),
         lambda form: form["model"]["vocab"].pop("a"),
         lambda form: (form["model"].update(unk_token="nope"), form.update(pre_tokenizer=None)),
     ],

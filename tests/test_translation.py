@@ -685,6 +685,20 @@ def test_each_language_may_have_a_vocabulary(tmp_path):
         Translator(loaded.model, source, larger)
 
 
+def test_one_tokeniser_may_serve_two_vocabularies(tmp_path):
+    """It is written twice, since another that is missing could not be told from it."""
+    own = Tokenizer.train(["a", "b"], 260)
+    config = TransformerConfig(
+        260, tgt_vocab_size=260, tie="output", d_model=8, n_heads=2, d_ff=8, n_layers=1
+    )
+    translator = Translator(Transformer(config), own)
+    translator.save(tmp_path)
+    assert Translator.load(tmp_path).translate(["ab"]) == translator.translate(["ab"])
+    (tmp_path / "tokenizer.target.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.target\.json is missing"):
+        Translator.load(tmp_path)
+
+
 def test_the_score_of_the_papers():
     """Lower case, Moses tokens, nothing cut by sacreBLEU: worked out with its own functions."""
     hypotheses = ["Ein Hund läuft, der Ball rollt.", "Zwei Männer stehen auf der Straße."]

@@ -246,6 +246,7 @@ class Tokenizer:
             model, letters = form["model"], pre_tokenizers.ByteLevel.alphabet()
             ours = model["type"] == "BPE" and form["decoder"]["type"] == "ByteLevel"
             ours &= not (form["normalizer"] or model.get("dropout"))
+            ours &= not model.get("continuing_subword_prefix")
             if not ours or not set(letters) <= model["vocab"].keys():
                 raise ValueError("it is no byte-pair encoding on all 256 bytes")
             tokenizer = cls(BPE.from_str(text.decode()))

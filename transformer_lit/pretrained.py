@@ -36,7 +36,7 @@ from .decoding import check_evaluating
 from .embedding import sinusoidal_positions
 from .model import Transformer, TransformerConfig, plain, wrong_shapes
 from .training import written_beside
-from .translation import Translator, load_tokenizers, save_tokenizers
+from .translation import Translator, has_joint, load_tokenizers, save_tokenizers
 
 # %% ../nbs/15_pretrained.ipynb #06156a7a
 class MarianTokenizer:
@@ -821,7 +821,8 @@ def load_marian(path_or_name: str | Path) -> Translator:
     folder = fetch(path_or_name)
     model = load_marian_model(folder)
     if not (folder / "source.spm").is_file() and (folder / "tokenizer.json").is_file():
-        return Translator(model, *load_tokenizers(folder))  # a model of the course's own
+        own = load_tokenizers(folder, has_joint(model.config))  # those of this course
+        return Translator(model, *own)
     c = model.config
     return Translator(model, *load_marian_tokenizers(folder, pad=c.pad, bos=c.bos))
 
@@ -967,7 +968,7 @@ def save_marian(model: Transformer | Translator, folder: str | Path) -> None:
     }
     write_json(folder / "generation_config.json", search)
     if tokenizers is not None:
-        save_marian_tokenizers(tokenizers, folder)
+        save_marian_tokenizers(tokenizers, folder, has_joint(c))
 
 # %% ../nbs/15_pretrained.ipynb #3bd4da16
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -976,7 +977,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
         beside.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
-def save_marian_tokenizers(tokenizers: Sequence[Any], folder: Path) -> None:
+def save_marian_tokenizers(tokenizers: Sequence[Any], folder: Path, joint: bool) -> None:
     """Write the tokenisers of source and target so that ``transformers`` loads them."""
     for name in TOKENIZER_FILES:  # another's, if the folder held another model
         (folder / name).unlink(missing_ok=True)
@@ -997,7 +998,8 @@ def save_marian_tokenizers(tokenizers: Sequence[Any], folder: Path) -> None:
             bpe = BPE.from_str(tokenizer.bpe.to_str())
             bpe.post_processor = template  # so that transformers adds EOS, as a Translator does
             ended.append(Tokenizer(bpe))
-        save_tokenizers((ended[0], ended[0] if target is source else ended[1]), folder)
+        both = ended[0], ended[0] if target is source else ended[1]
+        save_tokenizers(both, folder, joint)
         names = ("pad_token", "bos_token", "eos_token", "unk_token")
         settings = dict(zip(names, SPECIAL_TOKENS, strict=True))
         settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": True}

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['DATE_RECIPE', 'RECIPES', 'Tokenizers', 'RUN_FILES', 'TARGET_TOKENIZER', 'KINDS', 'BLEU_TOKENIZERS', 'Recipe',
-           'validation_loss', 'start_training', 'check_memory', 'validation', 'train_tokenizers', 'save_tokenizers',
-           'load_tokenizers', 'Alignment', 'load_model', 'Translation', 'TextTokenizer', 'Translator',
-           'check_sentences', 'cross_attention', 'check_same_length', 'exact_match', 'bleu', 'bleu_metric',
-           'sentence_bleu', 'by_length', 'moses_tokens', 'recording', 'unusual_dates']
+           'validation_loss', 'start_training', 'check_memory', 'validation', 'train_tokenizers', 'has_joint',
+           'save_tokenizers', 'load_tokenizers', 'Alignment', 'load_model', 'Translation', 'TextTokenizer',
+           'Translator', 'check_sentences', 'cross_attention', 'check_same_length', 'exact_match', 'bleu',
+           'bleu_metric', 'sentence_bleu', 'by_length', 'moses_tokens', 'recording', 'unusual_dates']
 
 # %% ../nbs/13_translation.ipynb #79c052e1
 import http.client
@@ -184,10 +184,10 @@ def start_training(
     if not resume and (folder is None or engine.rank == 0):
         tokenizers = train_tokenizers(recipe, train_pairs)
         if folder is not None:
-            save_tokenizers(tokenizers, folder)
+            save_tokenizers(tokenizers, folder, recipe.joint)
     engine.wait()  # with several processes, the first has learnt the vocabulary for all
     if folder is not None:
-        tokenizers = load_tokenizers(folder)
+        tokenizers = load_tokenizers(folder, recipe.joint)
     vocab_size, tgt_vocab_size = map(len, tokenizers)
     sizes = {} if recipe.joint else {"tgt_vocab_size": tgt_vocab_size, "tie": "output"}
     config = getattr(TransformerConfig, recipe.preset)(vocab_size, **sizes | recipe.model)
@@ -255,7 +255,10 @@ def validation(
     pairs: Sequence[Pair], tokenizers: Tokenizers, max_tokens: int
 ) -> Callable[[Model], float]:
     """Return a function that gives a model's `validation_loss` on ``pairs``."""
-    batches = TokenBatches(pairs, tokenizers[0], max_tokens, tgt_tokenizer=tokenizers[1])
+    try:
+        batches = TokenBatches(pairs, tokenizers[0], max_tokens, tgt_tokenizer=tokenizers[1])
+    except ValueError as error:
+        raise ValueError(f"of the pairs to validate on, {error}") from error
     return lambda model: validation_loss(model, batches)
 
 # %% ../nbs/13_translation.ipynb #c70f529e
@@ -268,25 +271,31 @@ def train_tokenizers(recipe: Recipe, pairs: Sequence[Pair]) -> Tokenizers:
     return Tokenizer.train(source, recipe.vocab_size), Tokenizer.train(target, recipe.vocab_size)
 
 
-def save_tokenizers(tokenizers: Tokenizers, folder: Path) -> None:
-    """Write ``tokenizer.json``, and ``tokenizer.target.json`` if it is another; each whole."""
+def has_joint(config: Any) -> bool:
+    """Tell whether a model has one vocabulary for source and target, as a recurrent one has."""
+    return getattr(config, "tgt_vocab_size", None) is None
+
+
+def save_tokenizers(tokenizers: Tokenizers, folder: Path, joint: bool) -> None:
+    """Write ``tokenizer.json``, and ``tokenizer.target.json`` unless they are ``joint``."""
     from transformer_lit.training import written_beside
 
     folder.mkdir(parents=True, exist_ok=True)
     source, target = tokenizers
-    names = {"tokenizer.json": source} | ({} if target is source else {TARGET_TOKENIZER: target})
+    joint &= target is source
+    names = {"tokenizer.json": source} | ({} if joint else {TARGET_TOKENIZER: target})
     for name, tokenizer in names.items():
         with written_beside(folder / name) as path:
             tokenizer.save(path)
-    if target is source:  # that of another model may have been here
+    if joint:  # that of another model may have been here
         (folder / TARGET_TOKENIZER).unlink(missing_ok=True)
 
 
-def load_tokenizers(folder: Path) -> Tokenizers:
-    """Read what `save_tokenizers` wrote."""
+def load_tokenizers(folder: Path, joint: bool) -> Tokenizers:
+    """Read what `save_tokenizers` wrote; that of the target may only be missing if ``joint``."""
     source = Tokenizer.load(folder / "tokenizer.json")
     path = folder / TARGET_TOKENIZER
-    return source, Tokenizer.load(path) if path.exists() else source
+    return source, Tokenizer.load(path) if path.exists() or not joint else source
 
 
 TARGET_TOKENIZER = "tokenizer.target.json"
@@ -417,7 +426,8 @@ class Translator:
     def load(cls, folder: str | Path) -> "Translator":
         """Read a folder with ``config.json``, ``model.safetensors`` and ``tokenizer.json``.
 
-        The model is made ready to write, by `lay_out_by_columns`; to train it further, read it by
+        There is a ``tokenizer.target.json`` too, if the target has a vocabulary of its own. The
+        model is made ready to write, by `lay_out_by_columns`; to train it further, read it by
         `load_model`.
 
         Raises
@@ -429,7 +439,7 @@ class Translator:
         """
         model = load_model(folder)
         lay_out_by_columns(model)
-        return cls(model, *load_tokenizers(Path(folder)))
+        return cls(model, *load_tokenizers(Path(folder), has_joint(model.config)))
 
     @classmethod
     def dates(cls) -> "Translator":
@@ -447,8 +457,9 @@ class Translator:
         for own in self.tokenizers:
             if not isinstance(own, Tokenizer):
                 raise TypeError(f"only a Tokenizer can be saved here, not {type(own).__name__}")
+        joint = has_joint(self.model.config)
         self.model.save(folder)  # first, for it refuses what could not be loaded
-        save_tokenizers(cast(Any, self.tokenizers), Path(folder))
+        save_tokenizers(cast(Any, self.tokenizers), Path(folder), joint)
 
     def translate(
         self,

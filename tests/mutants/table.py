@@ -2314,8 +2314,8 @@ USE = [
         "tokeniser written before the model is refused",
         "translation",
         "self.model.save(folder)  # first, for it refuses what could not be loaded\n"
-        "        save_tokenizers(cast(Any, self.tokenizers), Path(folder))",
-        "save_tokenizers(cast(Any, self.tokenizers), Path(folder))\n"
+        "        save_tokenizers(cast(Any, self.tokenizers), Path(folder), joint)",
+        "save_tokenizers(cast(Any, self.tokenizers), Path(folder), joint)\n"
         "        self.model.save(folder)",
         "test_translation.test_a_refused_save_leaves_what_is_there",
     ),
