@@ -2299,9 +2299,16 @@ USE = [
     Mutant(
         "language of Moses told after an hour",
         "cli",
-        "moses_tokens([], moses)  # likewise",
+        "moses_tokens([], moses)  # better to fail now than after an hour",
         "pass",
         "test_cli.test_a_language_that_moses_does_not_know_is_told_first",
+    ),
+    Mutant(
+        "target written with the vocabulary of the source",
+        "translation",
+        "if path.exists() or not joint else source",
+        "if path.exists() else source",
+        "test_translation.test_one_tokeniser_may_serve_two_vocabularies",
     ),
     Mutant(
         "held out more than is validated on",
