@@ -89,6 +89,7 @@ def test_evaluate_prints_the_scores_and_the_signature(model, pairs):
     assert "pairs        300" in output and "exact match" in output and "tok:zh" in output
     said = refusal("evaluate", "--model", model, "--data", pairs, "--alpha", "1")
     assert "--alpha is of no use in a greedy search" in said
+    assert "--data is missing: the model in" in refusal("evaluate", "--model", model)
 
 
 def test_resume_goes_on_where_training_stood(model, pairs, tmp_path):

@@ -802,6 +802,8 @@ def evaluate(
         moses_tokens([], moses)  # better to fail now than after an hour
     if data:
         pairs = load_pairs(data, bool(skip_bad), max_length or 2000)
+    elif folder and (folder / "run.json").is_file() and read_run(folder / "run.json")["data"]:
+        raise click.UsageError(f"--data is missing: the model in {folder} has not learnt our dates")
     else:
         pairs = date_pairs(1000, split="test")
     if output:
